@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from difformer.errors import UserError
 from difformer.experiments import read_preset
 
 SMALL = ("--space", "learning_rate=0.001,0.05", "--space", "hidden_channels=4,8", "--set", "epochs=4")
@@ -147,3 +151,18 @@ def test_a_study_with_other_settings_says_which_and_what_to_do(call):
     for part in ("epochs=2 (now 3)", "dropout=[0, 0.5] (now [0, 0.2])", "seed=0 (now 1)"):
         assert part in answer.err
     assert "to continue it repeat the earlier request, to start a new study choose another folder" in answer.err
+
+
+def test_ranks_stop_after_seconds_too(call, monkeypatch):
+    given = {}
+
+    def search(*_, **options):
+        given.update(options)
+        raise UserError("enough")
+
+    ranks = SimpleNamespace(size=2, device=torch.device("cpu"))
+    monkeypatch.setattr("difformer.training.study.tune", search)
+    monkeypatch.setattr("difformer.cli.tune.under_torchrun", lambda: True)
+    monkeypatch.setattr("difformer.cli.tune.joined", lambda device: nullcontext(ranks))
+    assert call("tune", "iris", "--model", "mlp", "--seconds", 5).err.endswith("error: enough\n")
+    assert (given["seconds"], given["ranks"]) == (5, ranks)

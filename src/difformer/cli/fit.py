@@ -20,7 +20,7 @@ from difformer.cli.description import (
     report_results,
 )
 from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Data, Request, add_preset_data, load, read_request
-from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, option, read_seeds
+from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, option, read_seeds, setting_words
 from difformer.cli.output import Output, Progress, counted
 from difformer.distributed import rank, under_torchrun
 from difformer.errors import UserError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from difformer.training.run_folder import TaskSource
 
 DEFAULT_SEEDS = 5
+Train = Callable[..., Any]  # trains with the callbacks that it is given
 
 
 @command("difformer fit cora --preset best --seeds 5")
@@ -97,8 +98,8 @@ def fit(
     source = data.source() if parts is None else None
     if preset is None and source is not None and source.name is None and model in (None, DEFAULT_MODEL):
         preset = OWN_PRESET
-    given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
-    request = read_request(None if source is None else source.name, batch_size=batch_size, **given)
+    words = setting_words(settings, metric, batch_size)
+    request = read_request(None if source is None else source.name, model, preset, words)
     source = None if source is None else add_preset_data(source, request.preset)
     default = (request.preset.seeds if request.preset is not None else None) or DEFAULT_SEEDS
     chosen, off = read_seeds(seeds, default), _attention_off(request) if alongside else None
@@ -112,7 +113,7 @@ def fit(
             partition, said = _partition(parts, source, config, ranks)
             said += describe_request(request, source)
             name, measured = partition.about["name"], partition.about["metric"]
-            train: Callable[..., Any] = partial(distributed.fit_sharded, partition, ranks=ranks)
+            train: Train = partial(distributed.fit_sharded, partition, ranks=ranks)
         else:
             assert source is not None
             task = load(source)
@@ -168,13 +169,7 @@ def _partition(
 
 
 def _train(
-    train: Callable[..., Any],
-    folder: Path,
-    config: TrainConfig,
-    tensorboard: bool,
-    metric: str,
-    runs: int,
-    output: Output,
+    train: Train, folder: Path, config: TrainConfig, tensorboard: bool, metric: str, runs: int, output: Output
 ) -> Any:
     """Calls a function that trains, with its progress shown."""
     metric = metric if config.metric == "auto" else config.metric
@@ -215,13 +210,11 @@ def _resume(run: Path, parts: Path | None, device: str, tensorboard: bool, outpu
     with joined(device) if by_ranks else nullcontext() as ranks:
         if ranks is None:
             said = [f"{run}: {config.model} on {data['task']}, {waiting} of {len(folder.seeds)} runs to go"]
-            train: Callable[..., Any] = partial(resume, run, device=None if device == "auto" else device)
+            train: Train = partial(resume, run, device=None if device == "auto" else device)
         elif (path := parts or partition_of(run)) is not None:
             partition = distributed.Partition.open(path)
-            said, train = (
-                describe_partition(partition, ranks),
-                partial(distributed.resume_sharded, run, partition, ranks=ranks),
-            )
+            said = describe_partition(partition, ranks)
+            train = partial(distributed.resume_sharded, run, partition, ranks=ranks)
         else:
             task = folder.task()
             said = [describe_seeds(task, config, waiting, ranks)]

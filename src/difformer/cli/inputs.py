@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import with_options
-from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, member, metric_setting, read_data_options
+from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, member, read_data_options
 from difformer.cli.output import Output
 from difformer.errors import UserError
 
@@ -143,22 +143,12 @@ class Request:
     overrides: dict[str, Any] = field(default_factory=dict)  # what the command line changes in the preset
 
 
-def read_request(
-    dataset: str | None,
-    *,
-    model: str | None,
-    preset: str | None,
-    settings: list[str] | None,
-    metric: str | None = None,
-    batch_size: int | None = None,
-) -> Request:
-    """The configuration: defaults, overridden by the preset, overridden by the command line."""
+def read_request(dataset: str | None, model: str | None, preset: str | None, words: list[str]) -> Request:
+    """The configuration: defaults, overridden by the preset, overridden by the words of the command line."""
     from difformer.training.config import make_config
 
     found = None if preset is None else _read_named_preset(preset, model, dataset)
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
-    words = [*(settings or ()), *metric_setting(metric)]
-    words += [] if batch_size is None else [f"batch_size={batch_size}"]
     known, typed = {} if found is None else found.settings, read_settings(words, chosen)
     merged, changed = {**known, **typed}, {k: v for k, v in typed.items() if k not in known or known[k] != v}
     return Request(merged, make_config(chosen, merged), found, dataset, preset, changed)

@@ -75,35 +75,22 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
     document = {**asdict(info), "fixed": dict(info.fixed), **settings, "meanings": means}
     output.json({**document, "presets": [preset.to_dict() for preset in presets]})
     if not in_full:
-        output.facts(
-            {
-                "name": info.name,
-                "about": info.about,
-                "tasks": ", ".join(info.kinds),
-                "needs a graph": "yes" if info.needs_graph else "no",
-                "coupling": info.coupling,
-                "energy": info.energy,
-                "cost per layer": info.cost,
-                "is": listed(info.fixed),
-            }
-        )
+        facts = {"name": name, "about": info.about, "tasks": ", ".join(info.kinds)}
+        facts |= {"needs a graph": "yes" if info.needs_graph else "no", "coupling": info.coupling}
+        output.facts({**facts, "energy": info.energy, "cost per layer": info.cost, "is": listed(info.fixed)})
         for part, values in settings.items():
-            said = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
-            output.say(f"settings of {said}:")
+            whose = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
+            output.say(f"settings of {whose}:")
             rows = [[key, shown(value), means[part][key]] for key, value in values.items()]
             output.table(["setting", "default", "meaning"], rows)
     if not presets:
         output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
     elif in_full:
         for preset in presets:
-            facts = {
-                "protocol": preset.protocol,
-                "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
-                "values": listed(preset.settings),
-                "found by": preset.command,
-                "note": preset.note,
-            }
-            lines = [f"  {key}: {value}" for key, value in facts.items() if value]
+            score = preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}"
+            said = {"protocol": preset.protocol, "validation": score, "values": listed(preset.settings)}
+            said |= {"found by": preset.command, "note": preset.note}
+            lines = [f"  {key}: {value}" for key, value in said.items() if value]
             output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
     else:
         output.say("presets (`--preset NAME`):")

@@ -68,13 +68,14 @@ SETTINGS = option(
 METRIC = option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL)
 
 
-def metric_setting(metric: str | None) -> list[str]:
-    """``--metric auc`` as the setting ``metric=rocauc``; an unknown metric is refused before any data are read."""
-    if metric is None:
-        return []
-    from difformer.training.metrics import find_metric
+def setting_words(settings: list[str] | None, metric: str | None, batch_size: int | None = None) -> list[str]:
+    """All settings as ``KEY=VALUE``; an unknown metric is refused before any data are read."""
+    words = list(settings or ())
+    if metric is not None:
+        from difformer.training.metrics import find_metric
 
-    return [f"metric={find_metric(metric.lower()).name}"]
+        words.append(f"metric={find_metric(metric.lower()).name}")
+    return words if batch_size is None else [*words, f"batch_size={batch_size}"]
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:

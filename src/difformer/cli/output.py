@@ -154,14 +154,6 @@ def clock_time(seconds: float | None) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-@dataclass
-class _Row:
-    event: EpochEvent  # the last one
-    first_epoch: int  # from which its speed is counted
-    begun: int  # number of its first event among those of all runs
-    seen: int  # number of its last one
-
-
 class Progress:
     """Callback of a training that shows its progress over so many runs of at most so many epochs."""
 
@@ -169,8 +161,9 @@ class Progress:
         self, output: Output, *, metric: str, runs: int, epochs: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.output, self.metric, self.runs, self.epochs, self.clock = output, metric, max(runs, 1), epochs, clock
-        self.rows: dict[tuple[Any, Any], _Row] = {}
-        self.seen = 0
+        self.events: dict[tuple[Any, Any], EpochEvent] = {}  # the last of every run
+        self.first_epoch: dict[tuple[Any, Any], int] = {}  # from which the speed of a run is counted
+        self.ended: set[tuple[Any, Any]] = set()
         self.started = self.first_event = clock()
         self._live: Any = None
         self._begun = threading.Event()
@@ -203,16 +196,16 @@ class Progress:
     def on_epoch(self, event: EpochEvent) -> None:
         """Records an evaluated epoch, and prints its line where there is no live table."""
         self._begun.set()
-        self.seen += 1
-        self.epochs = event.epochs  # fewer than requested if a model has nothing to train
-        if not self.rows:
+        self.epochs, run = event.epochs, (event.seed, event.split)  # fewer epochs than requested if nothing is trained
+        if not self.events:
             self.first_event = self.clock()
-        # The first epoch of a run counts for the speed only if the run began after all others had ended.
-        ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
-        run = (event.seed, event.split)
-        row = self.rows.get(run) or _Row(event, 0 if ended else event.epoch, self.seen, self.seen)
-        row.event, row.seen = event, self.seen
-        self.rows = {**self.rows, run: row}  # a new dictionary, as the thread that draws may be reading the old one
+        if run not in self.events:
+            # The first epoch of a run counts for the speed only if the run began after all others had ended.
+            after = bool(self.events) and all(one.epoch >= one.epochs for one in self.events.values())
+            self.first_epoch[run] = 0 if after else event.epoch
+            self.ended = set(self.events)  # unless they report again
+        self.ended.discard(run)
+        self.events = {**self.events, run: event}  # a new dictionary, as the thread that draws may read the old one
         due = event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0
         if due and self._live is None:
             said = f"seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
@@ -229,26 +222,25 @@ class Progress:
         from rich.text import Text
 
         rows = []
-        for event in [row.event for row in self.rows.values()][-ROWS_SHOWN:]:
+        for event in list(self.events.values())[-ROWS_SHOWN:]:
             metrics = map(score, (event.train_metric, event.valid_metric, event.test_metric))
             best = [event.best_epoch, score(event.best_valid), score(event.best_test)]
             epoch = f"{event.epoch}/{event.epochs}"
             rows.append([f"seed {event.seed}", epoch, f"{event.loss:.4f}", *metrics, *best])
-        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
+        state = f"{len(self.events)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         said = ", ".join(filter(None, (state, self._speed_and_time_left())))
         return Group(make_table(HEADINGS, rows), Text(said))
 
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
-        newest = max((row.begun for row in self.rows.values()), default=0)
-        rows = self.rows.values()
-        shares = (1.0 if row.seen < newest else row.event.epoch / max(row.event.epochs, 1) for row in rows)
+        events = self.events.items()
+        shares = (1.0 if run in self.ended else event.epoch / max(event.epochs, 1) for run, event in events)
         return min(sum(shares) / self.runs, 1.0)
 
     def speed(self) -> float | None:
         """Epochs per second since the first event, which includes the start-up; None before the second one."""
         taken = self.clock() - self.first_event
-        made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
+        made = sum(event.epoch - self.first_epoch[run] for run, event in self.events.items())
         return made / taken if made > 0 and taken > 0 else None
 
     def time_left(self) -> float | None:

@@ -6,7 +6,6 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,9 +13,6 @@ from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
 from difformer.cli.options import DEVICE, argument, option
 from difformer.cli.output import Output, counted
 from difformer.errors import UserError
-
-if TYPE_CHECKING:
-    from difformer.experiments.runner import Outcome
 
 
 @command("difformer reproduce citation --quick")
@@ -106,7 +102,10 @@ def reproduce(
         files = write_files(summary, folder)
     assert outcome is not None
     output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
-    output.say(_said(outcome))
+    said = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
+    if outcome.failed:
+        said.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
+    output.say(", ".join(said))
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
@@ -120,10 +119,3 @@ def reproduce(
 
 def _split(words: list[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for word in words or () for part in word.split(",") if part.strip())
-
-
-def _said(outcome: Outcome) -> str:
-    parts = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
-    if outcome.failed:
-        parts.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
-    return ", ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from difformer.cli.command import command, joined
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import DEFAULT_MODEL, Data, load, read_settings
-from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, metric_setting, option
+from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, option, setting_words
 from difformer.cli.output import Output, clock_time, counted, listed, shown
-from difformer.distributed import under_torchrun
+from difformer.distributed import rank, under_torchrun
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,26 +63,30 @@ def tune(
         raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
     source = data.source()
     task = load(source)
-    held = [*(settings or ()), *metric_setting(metric)]
+    held = setting_words(settings, metric)
     names = models or [model or DEFAULT_MODEL]
     about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
     questions = [_question(task, source, name, space, held, **about) for name in names]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
     output.say("\n".join(describe_task(task, questions[0].config(questions[0].defaults()))))
     for question in questions:
-        _announce(question, output)
-    told = partial(_tell, output=output, several=len(names) > 1)
-    given: dict[str, Any] = {"trials": trials, "out": folder, "on_trial": told}
+        tried = question.space
+        size = counted(tried.size, "settings")
+        output.say(f"search space of {question.model}: {tried.source}, {size}, and the defaults")
+        for key, values in tried.axes.items():
+            output.say(f"  {key}: {', '.join(map(shown, values))}")
+        if tried.fixed:
+            output.say(f"  fixed: {listed(tried.fixed)}")
+    given: dict[str, Any] = {"trials": trials, "out": folder, "jobs": jobs, "device": device, "stacked": stacked}
+    given["seconds"] = math.inf if seconds is None else seconds
+    given["on_trial"] = partial(_tell, output=output, several=len(names) > 1)
     try:
-        if under_torchrun():
-            with joined(device) as ranks:
+        with joined(device) if under_torchrun() else nullcontext() as ranks:
+            if ranks is not None:
                 output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-                found = search(task, questions, ranks=ranks, **given)
-                if not ranks.first:  # rank 0 reports
-                    return
-        else:
-            until = math.inf if seconds is None else seconds
-            found = search(task, questions, jobs=jobs, device=device, stacked=stacked, seconds=until, **given)
+            found = search(task, questions, ranks=ranks, **given)
+        if rank() > 0:  # rank 0 reports
+            return
     except KeyboardInterrupt:
         output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
@@ -120,15 +125,6 @@ def _question(
     return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
 
 
-def _announce(question: Question, output: Output) -> None:
-    space = question.space
-    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
-    for key, values in space.axes.items():
-        output.say(f"  {key}: {', '.join(map(shown, values))}")
-    if space.fixed:
-        output.say(f"  fixed: {listed(space.fixed)}")
-
-
 def _tell(trial: Trial, output: Output, several: bool) -> None:
     """One line per trial, on standard error."""
     score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
@@ -157,8 +153,8 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
     )
     write_preset(preset, path)
     values = {trial.number: trial.value for trial in tuned.trials if trial.value is not None}
-    by_number = {trial.number: trial for trial in tuned.trials}
-    best = [by_number[number] for number in sorted(values, key=values.__getitem__, reverse=tuned.higher_is_better)]
+    done = [trial for trial in tuned.trials if trial.number in values]
+    best = sorted(done, key=lambda trial: values[trial.number], reverse=tuned.higher_is_better)
     if len(best) > SHOWN:
         output.say(f"the best {SHOWN} of {len(best)} completed trials (--json gives them all):")
     keys = list(dict.fromkeys(key for trial in best[:SHOWN] for key in trial.settings))
