@@ -96,6 +96,8 @@ def _explained(takes_data: bool) -> Iterator[None]:
         # The reader of our output has gone (`difformer datasets | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except typer.Exit:  # a check failed, or another rank has said what is wrong
+        raise
     except Exception as error:
         if not isinstance(error, EXPECTED) and not out_of_memory(error):
             print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
@@ -148,10 +150,8 @@ def _saved(error: KeyboardInterrupt) -> str:
     saved, begun = getattr(error, "folder", ""), getattr(error, "begun", "")
     said = "; the state was saved. Resume with" if saved else " at once. Resume from the last checkpoint with"
     if saved and "no checkpoints" in getattr(error, "kept", ""):
-        said = (
-            "; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
-        )
-        said += "epoch with"
+        said = "; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first"
+        said += " epoch with"
     return f"{said}: difformer fit --resume {saved or begun}" if saved or begun else ""
 
 
