@@ -85,6 +85,15 @@ def test_a_terminal_shows_a_live_table(clock):
     assert "5s elapsed, 1.0 epochs/s, 15s left" in said
 
 
+def test_the_live_table_fits_80_columns_with_whole_numbers(clock):
+    shown, _ = progress(clock, terminal=True)
+    shown.on_epoch(event(0, 300, 300))
+    narrow = Console(file=io.StringIO(), width=80)
+    narrow.print(shown.table())
+    row = next(line for line in narrow.file.getvalue().splitlines() if "seed 0" in line)
+    assert row.split() == "seed 0 300/300 0.5000 0.9000 0.8000 0.7000 300 0.8000 0.7000".split()
+
+
 def test_a_run_that_stopped_early_counts_as_done(clock):
     shown, _ = progress(clock, terminal=False)
     shown.on_epoch(event(0, 1))

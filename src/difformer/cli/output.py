@@ -95,8 +95,11 @@ def check_new(path: Path, force: bool) -> None:
         raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another name, or add --force")
 
 
-def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole."""
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False) -> Table:
+    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole.
+
+    Other cells are folded where the terminal is narrow; `whole` folds headings only.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -106,6 +109,7 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     for place, heading in enumerate(headings):
         numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
         look: dict[str, Any] = {"justify": "right" if numbers else "left", "overflow": "fold", "no_wrap": place == 0}
+        look["min_width"] = max((len(row[place]) for row in texts), default=0) if whole else None
         table.add_column(Text(printable(heading)), **look)
     for row in texts:
         table.add_row(*map(Text, row))
@@ -229,7 +233,7 @@ class Progress:
             rows.append([f"seed {event.seed}", epoch, f"{event.loss:.4f}", *metrics, *best])
         state = f"{len(self.events)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         said = ", ".join(filter(None, (state, self._speed_and_time_left())))
-        return Group(make_table(HEADINGS, rows), Text(said))
+        return Group(make_table(HEADINGS, rows, whole=True), Text(said))
 
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
