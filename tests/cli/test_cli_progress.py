@@ -91,7 +91,7 @@ def test_the_live_table_fits_80_columns_with_whole_numbers(clock):
     narrow = Console(file=io.StringIO(), width=80)
     narrow.print(shown.table())
     row = next(line for line in narrow.file.getvalue().splitlines() if "seed 0" in line)
-    assert row.split() == "seed 0 300/300 0.5000 0.9000 0.8000 0.7000 300 0.8000 0.7000".split()
+    assert " ".join(row.split()) == "seed 0 300/300 0.5000 0.9000 0.8000 0.7000 300 0.8000 0.7000"
 
 
 def test_a_run_that_stopped_early_counts_as_done(clock):
