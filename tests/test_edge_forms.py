@@ -90,7 +90,7 @@ def test_an_in_place_change_is_noticed(what):
         model(x, index, weight)
 
 
-def test_what_was_kept_is_dropped_with_the_tensor():
+def test_cached_graph_is_dropped_with_the_tensor():
     model, x = DIFFormer(8, 16, 3), torch.randn(N, 8)
     index, weight = edges(), torch.rand(edges().shape[1])
     model(x, index, weight)
@@ -117,7 +117,7 @@ def test_weights_that_are_trained_get_their_gradient_every_time():
     assert found[0][7].item() == pytest.approx(((up - down) / 2e-6).item(), rel=1e-4)
 
 
-def test_two_threads_get_what_one_gets():
+def test_two_threads_get_the_same_result_as_one():
     model, x = DIFFormer(8, 64, 3, num_layers=2).eval(), torch.randn(N, 8)
     indices = [edges(seed) for seed in range(4)]
     with torch.no_grad():

@@ -20,7 +20,7 @@ def test_a_file_appears_whole_and_its_folder_is_made(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path, error):
+def test_an_error_leaves_the_old_file_and_no_temporary_files(tmp_path, error):
     path = tmp_path / "file.bin"
     write_whole(path, b"old")
 
@@ -37,7 +37,7 @@ def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path, error):
     assert os.listdir(tmp_path) == ["file.bin"]
 
 
-def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError("disk full")
 
@@ -60,7 +60,7 @@ def test_permissions_are_those_of_any_new_file(tmp_path, mask):
     assert stat.S_IMODE((tmp_path / "file.bin").stat().st_mode) == 0o666 & ~mask
 
 
-def test_many_writers_of_one_file(tmp_path):
+def test_concurrent_writers_leave_one_whole_file(tmp_path):
     """The last to finish wins, and no reader ever sees a mixture."""
     path = tmp_path / "file.bin"
     contents = [bytes([i]) * 10_000 for i in range(8)]

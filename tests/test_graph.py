@@ -79,7 +79,7 @@ def test_self_loops_are_added_where_they_are_missing():
     assert graph.with_self_loops() is looped
 
 
-def test_runs_share_one_product():
+def test_propagation_under_vmap_equals_separate_runs():
     graph = random_graph()
     z = torch.randn(5, 30, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn_like(z)
@@ -90,7 +90,7 @@ def test_runs_share_one_product():
     torch.testing.assert_close(first, second)
 
 
-def test_low_precision_is_summed_in_single():
+def test_low_precision_is_summed_in_float32():
     graph = random_graph()
     z = torch.randn(30, 4)
     out = graph.propagate(z.bfloat16())

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_two():
+def test_there_are_two_notebooks():
     assert len(NOTEBOOKS) >= 2
 
 

@@ -24,7 +24,7 @@ def test_products_of_one_entry_and_of_none(entries, rows, columns, channels, bet
     torch.testing.assert_close(add_product(made.rows, x, out, beta=beta, alpha=alpha), wanted)
 
 
-def test_the_operator_of_compilers_is_the_product():
+def test_compiled_operator_equals_the_product():
     made = matrix([(0, 1), (2, 0), (2, 1), (1, 1)], 3, 2)
     rows, columns = made.rows, made.columns
     x = torch.rand(2, 4, requires_grad=True)
@@ -36,7 +36,7 @@ def test_the_operator_of_compilers_is_the_product():
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_runs_side_by_side_are_products_of_their_own(axis):
+def test_product_under_vmap_equals_separate_products(axis):
     made = matrix([(0, 1), (2, 0), (2, 1), (1, 1)], 3, 2)
     x = torch.rand(5, 2, 4)
     found = torch.vmap(lambda one: made @ one, in_dims=axis)(x.movedim(0, axis))

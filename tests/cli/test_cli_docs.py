@@ -29,13 +29,13 @@ def commands():
 COMMANDS = commands()
 
 
-def test_there_are_commands():
+def test_guides_contain_commands():
     assert len(COMMANDS) >= 20
     assert {"cli.md", "scale.md", "start.md", "choosing.md"} <= set(COMMANDS.values())
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_words_are_understood(call, words):
+def test_every_documented_command_is_accepted(call, words):
     """An unknown verb or option is refused before help is shown."""
     answer = call(*shlex.split(words, comments=True), "--help")
     assert answer.code == 0, answer.err
@@ -46,7 +46,7 @@ def test_an_unknown_option_would_be_noticed(call):
     assert call("fit", "digits", "--sets", "a=1", "--help").code == 2
 
 
-def test_every_verb_is_explained():
+def test_every_command_is_explained_in_the_guide():
     from difformer.cli.app import app
 
     for command in app.registered_commands:

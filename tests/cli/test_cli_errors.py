@@ -67,7 +67,7 @@ def test_a_bug_of_the_package_shows_its_traceback(installed, tmp_path):
     assert "error: too" not in done.stderr
 
 
-def test_a_user_error_shows_no_traceback_but_with_debug(call, monkeypatch):
+def test_a_user_error_shows_its_traceback_only_with_debug(call, monkeypatch):
     def refuse(*_, **__):
         raise UserError("it is wrong", argument="learning_rate")
 

@@ -18,7 +18,7 @@ from difformer.errors import UserError
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
 
 
-def test_a_run_from_its_protocol_to_its_folder(installed, tmp_path):
+def test_fit_prints_protocol_and_results_and_writes_the_run_folder(installed, tmp_path):
     answer = installed("fit", "karate", "--seeds", "2", *QUICK, "--out", "out/run", cwd=tmp_path)
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
@@ -85,7 +85,7 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
     assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
 
 
-def test_a_preset_that_was_found_with_other_labels_says_so(call, monkeypatch):
+def test_a_preset_found_with_other_data_options_is_noted(call, monkeypatch):
     from difformer.experiments.presets import Preset
 
     words = ("fit", "iris", "--model", "mlp", "--preset", "paper", "--seeds", "1", "--data", "per_class=4", "--out")
@@ -112,7 +112,7 @@ def test_data_options_of_a_preset_are_used_and_overridden_by_the_command_line(ca
     assert "were found with per_class=3" in own
 
 
-def test_a_preset_is_said_with_its_command_and_kept(call, monkeypatch, tmp_path):
+def test_fit_prints_the_preset_with_its_command_and_records_it(call, monkeypatch, tmp_path):
     from difformer.experiments.presets import Preset, write_preset
     from difformer.training import RunFolder
 
@@ -134,7 +134,7 @@ def test_a_preset_is_said_with_its_command_and_kept(call, monkeypatch, tmp_path)
     assert call("fit", "--resume", "own").out.endswith("settings: preset own.toml\nrun folder: own\n")
 
 
-def test_what_trains_nothing_says_so_where_a_training_is_set(call):
+def test_training_settings_of_an_untrained_model_are_noted(call):
     words = ("fit", "karate", "--model", "lp", "--seeds", "1", "--set", "alpha=0.5")
     said = call(*words, "--set", "epochs=5", "--set", "learning_rate=0.1").out
     assert "note: lp trains nothing, so epochs=5, learning_rate=0.1 changes nothing\n" in said
@@ -142,7 +142,7 @@ def test_what_trains_nothing_says_so_where_a_training_is_set(call):
     assert "trains nothing" not in call("fit", "karate", "--seeds", "1", *QUICK).out
 
 
-def test_json_is_all_there_is_on_stdout(call, tmp_path):
+def test_stdout_is_a_single_json_document_with_json(call, tmp_path):
     answer = call("fit", "karate", "--seeds", "1,4", *QUICK, "--model", "gcn", "--json", "--out", "run")
     document = json.loads(answer.out)
     assert answer.code == 0
@@ -167,7 +167,7 @@ def test_data_options_and_protocol_reach_the_data(call):
     assert "--protocol says 'random'" in both.err
 
 
-def test_none_is_a_name_or_nothing_as_the_setting_has_it(call):
+def test_none_is_text_or_null_depending_on_the_setting(call):
     words = ["graph=none", "qk_norm=none", "graph_weight=none", "patience=none"]
     answer = call("fit", "karate", "--seeds", "1", *QUICK, *(w for word in words for w in ("--set", word)), "--json")
     assert answer.code == 0, answer.err
@@ -177,7 +177,7 @@ def test_none_is_a_name_or_nothing_as_the_setting_has_it(call):
     assert call("fit", "karate", "--set", "graph=none", "--set", "graph=knn:3").code == 2
 
 
-def test_a_preset_of_the_package(call, monkeypatch):
+def test_fit_uses_a_preset_of_the_package(call, monkeypatch):
     """Real presets belong to data that are not here, so one is lent to iris."""
     import difformer.experiments
     from difformer.experiments import find_preset as real
@@ -228,7 +228,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "not finite at epoch 1"),
     ],
 )
-def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, complaint):
+def test_an_invalid_request_gives_one_message_and_exit_code_2(call, tmp_path, words, complaint):
     answer = call(*words)
     assert answer.code == 2
     errors = [line for line in answer.err.splitlines() if line.startswith("error: ")]
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, com
         ("gat", "train with batch_size=…, or fewer heads"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatch, tmp_path, model, advice):
+def test_out_of_memory_model_is_refused_with_advice(call, monkeypatch, tmp_path, model, advice):
     from difformer.zoo import encoder
 
     monkeypatch.setattr(encoder, "WORTH_A_LOOK", 0)
@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_an_existing_folder_is_left_alone(call, tmp_path):
+def test_an_existing_folder_is_not_overwritten(call, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/thesis.txt").write_text("years")
     answer = call("fit", "iris", *QUICK, "--out", "taken")
@@ -269,7 +269,7 @@ def test_an_existing_folder_is_left_alone(call, tmp_path):
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
 
 
-def test_seeds_as_one_model_or_one_after_the_other(call):
+def test_stacked_and_single_training_agree(call):
     words = ["fit", "iris", "--model", "mlp", "--seeds", "3", *QUICK, "--json"]
     found = [json.loads(call(*words, how, "--out", how[2:]).out) for how in ("--stacked", "--no-stacked")]
     assert found[0]["test"]["mean"] == pytest.approx(found[1]["test"]["mean"], abs=0.02)
@@ -278,7 +278,7 @@ def test_seeds_as_one_model_or_one_after_the_other(call):
     assert "stacked: these runs cannot be trained as one" in answer.err
 
 
-def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, environment, tmp_path):
+def test_resume_after_ctrl_c_gives_the_uninterrupted_result(installed, environment, tmp_path):
     command = Path(sys.executable).with_name("difformer")
     words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=300", "--set", "hidden_channels=8"]
     words += ["--no-stacked"]
@@ -311,7 +311,7 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, envi
 
 
 @pytest.mark.parametrize("stage", ["twice, within a run", "before there is a run"])
-def test_ctrl_c_without_time_to_save(call, tmp_path, monkeypatch, stage):
+def test_second_ctrl_c_says_how_to_resume_from_the_last_checkpoint(call, tmp_path, monkeypatch, stage):
     import difformer.training.run as run
 
     def stop(task, config, *, out, **_):
@@ -327,7 +327,7 @@ def test_ctrl_c_without_time_to_save(call, tmp_path, monkeypatch, stage):
     assert answer.err == f"interrupted{said}\n"
 
 
-def test_one_chosen_seed(call):
+def test_a_trailing_comma_selects_a_single_seed(call):
     document = json.loads(call("fit", "karate", "--seeds", "3,", *QUICK, "--json").out)
     assert [result["seed"] for result in document["results"]] == [3]
     assert "expected a number of seeds" in call("fit", "karate", "--seeds", "3,,").err
@@ -341,13 +341,13 @@ def test_seeds_are_a_number_a_list_or_a_range(text, seeds):
 
 
 @pytest.mark.parametrize(("text", "said"), [("5-2", "a smaller to a larger"), ("-3", "at least 1"), ("1-b", "0-4")])
-def test_seeds_that_make_no_sense_are_explained(text, said):
+def test_invalid_seeds_are_explained(text, said):
     with pytest.raises(UserError, match=said):
         read_seeds(text, 5)
 
 
 @pytest.mark.parametrize("name", ["rocauc", "roc_auc", "AUC"])
-def test_metric_is_an_option_of_its_own(call, name):
+def test_metric_option_accepts_aliases(call, name):
     document = json.loads(call("fit", "karate", "--seeds", "1", *QUICK, "--metric", name, "--json").out)
     assert document["metric"] == document["config"]["metric"] == "rocauc"
 
@@ -360,7 +360,7 @@ def test_an_unknown_metric_is_refused_before_any_data_are_read(call, verb):
     assert answer.out == ""
 
 
-def test_the_protocol_ends_in_the_metric_that_is_used(call):
+def test_the_protocol_line_names_the_chosen_metric(call):
     words = ("fit", "karate", "--seeds", "1", *QUICK)
     assert re.search("^protocol: .*; accuracy$", call(*words).out, re.M)
     assert re.search("^protocol: .*; rocauc$", call(*words, "--metric", "auc", "--out", "run").out, re.M)
@@ -374,7 +374,7 @@ def customers(tmp_path):
     return tmp_path
 
 
-def test_a_table_in_place_of_a_data_set(call, customers):
+def test_fit_accepts_a_table_in_place_of_a_data_set(call, customers):
     answer = call(
         "fit", "customers.csv", "--label", "segment", "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run"
     )
@@ -384,7 +384,7 @@ def test_a_table_in_place_of_a_data_set(call, customers):
     assert again.out.splitlines()[:3] == answer.out.splitlines()[:3]
 
 
-def test_a_table_that_is_not_there_is_named(call, customers):
+def test_a_missing_table_is_named_in_the_error(call, customers):
     answer = call("fit", "clients.csv", "--label", "segment")
     assert answer.code == 2
     assert "there is no file clients.csv" in answer.err
@@ -418,7 +418,7 @@ def test_attention_off_is_trained_with_the_same_settings_and_compared(call, tmp_
     assert document["comparison"]["pairs"] == 2
 
 
-def test_attention_off_needs_attention(call, tmp_path):
+def test_attention_off_is_refused_for_a_model_without_attention(call, tmp_path):
     answer = call("fit", "karate", "--model", "gcn", "--with", "attention-off")
     assert answer.code == 2
     assert "gcn has no attention to switch off" in answer.err

@@ -41,14 +41,14 @@ def test_help_comes_within_0_4_seconds_and_without_torch(installed, environment,
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_and_speaks_json(call, verb):
+def test_every_command_has_help_and_a_json_option(call, verb):
     answer = call(verb, "--help")
     assert answer.code == 0
     assert f"Usage: difformer {verb}" in answer.out
     assert "--json" in answer.out
 
 
-def test_fit_says_what_is_outside(call):
+def test_fit_help_says_what_is_not_supported(call):
     said = " ".join(call("fit", "--help").out.split())
     assert "Link prediction and edge features are outside of this package for now" in said
 
@@ -58,7 +58,7 @@ def test_usage_of_compare_and_own_models_in_fit(call):
     assert "package.module:Class" in call("fit", "--help").out
 
 
-def test_difformer_alone_shows_the_three_most_useful_commands(call):
+def test_difformer_without_a_command_shows_three_commands(call):
     answer = call()
     assert answer.code == 0
     assert [line.split()[1] for line in answer.out.splitlines() if line.startswith("  difformer ")] == [
@@ -94,7 +94,7 @@ def test_a_typo_in_a_command_or_option_suggests_the_right_one(call, words, sugge
         (("report",), "Missing argument 'RUN'.*Example: difformer report"),
     ],
 )
-def test_what_is_missing_is_explained_with_an_example(call, words, hint):
+def test_a_missing_argument_is_explained_with_an_example(call, words, hint):
     answer = call(*words)
     assert answer.code == 2
     assert re.search(hint, " ".join(answer.err.split()))
@@ -133,7 +133,7 @@ def test_a_misspelled_data_set_is_suggested(call, typed):
 
 
 @pytest.mark.parametrize("name", ["customers", "foo", "sales", "segments"])
-def test_a_name_that_is_no_data_set_suggests_none(call, name):
+def test_an_unrelated_name_gets_no_suggestion(call, name):
     answer = call("fit", name)
     assert answer.code == 2
     assert "did you mean" not in answer.err
@@ -149,7 +149,7 @@ def test_help_of_graph_weight_says_that_none_adds_and_a_number_mixes(call):
     assert "total mass" in meaning
 
 
-def test_module_and_version(tmp_path):
+def test_python_dash_m_prints_the_version(tmp_path):
     said = subprocess.run(
         [sys.executable, "-m", "difformer", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -159,7 +159,7 @@ def test_module_and_version(tmp_path):
 
 
 @pytest.mark.parametrize(("verb", "words"), [("datasets", ("cora", "1,797")), ("models", ("difformer-s", "E₂ pairs"))])
-def test_lists_need_no_torch(environment, tmp_path, verb, words):
+def test_listing_datasets_and_models_does_not_import_torch(environment, tmp_path, verb, words):
     code = (
         "import sys; from difformer.cli import main\n"
         f"try: main(['{verb}'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
@@ -172,7 +172,7 @@ def test_lists_need_no_torch(environment, tmp_path, verb, words):
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160, 220])
-def test_systems_are_listed_with_coupling_energy_and_cost_at_any_width(width):
+def test_model_list_fits_any_terminal_width(width):
     from io import StringIO
 
     from rich.cells import cell_len
@@ -250,7 +250,7 @@ def test_presets_are_listed_with_their_score_and_shown_in_full(call):
     assert "difformer models NAME --presets" in refused.err
 
 
-def test_a_reader_that_goes_away_is_no_error(environment, tmp_path):
+def test_a_closed_pipe_is_not_an_error(environment, tmp_path):
     code = (
         "import os, sys; from difformer.cli import main\n"
         "read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read)\n"
@@ -311,7 +311,7 @@ def test_every_option_of_every_data_set_is_explained(call):
         assert not holes, f"{name}: {holes}"
 
 
-def test_sizes_say_what_they_count_and_what_is_lacking(call, monkeypatch, tmp_path):
+def test_dataset_list_gives_units_and_missing_files(call, monkeypatch, tmp_path):
     monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path))
     monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
     rows = {line.split()[0]: line for line in call("datasets").out.splitlines() if line.strip()}
@@ -322,7 +322,7 @@ def test_sizes_say_what_they_count_and_what_is_lacking(call, monkeypatch, tmp_pa
     assert "cifar10/cifar10_simclr.npz" in call("datasets", "cifar10").out
 
 
-def test_presets_that_are_spoken_of_exist(call):
+def test_presets_named_in_guide_and_help_exist(call):
     import re
 
     from difformer.experiments.presets import load_presets

@@ -83,12 +83,12 @@ def test_tables_in_a_pipe_are_as_wide_as_the_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "text"), [(1, "1 class"), (2, "2 classes"), (1000, "1,000 classes")])
-def test_one_is_singular(number, text):
+def test_counted_uses_the_singular_for_one(number, text):
     assert counted(number, "classes") == text
     assert counted(number, "targets") == text.replace("classes", "targets").replace("class", "target")
 
 
-def test_a_name_between_colons_is_no_emoji(capsys):
+def test_a_name_between_colons_is_not_shown_as_emoji(capsys):
     output = Output()
     for show in (output.say, output.remark, output.show):
         show("search space of package.models:sandwich:")

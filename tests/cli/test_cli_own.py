@@ -27,7 +27,7 @@ def test_each_seed_has_a_split_of_its_own(call, own):
     assert all(f"seed={seed} " in answer.out for seed in range(3))
 
 
-def test_one_split_is_said_where_the_deviation_stands(call, own):
+def test_deviation_over_one_split_is_labelled_as_such(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK, "--data", "seeds=4", "--out", "run")
     assert "stratified 50/25/25/seed=4" in answer.out
     assert "over 3 seeds, all on one split: ± is over initialisations only)" in answer.out
@@ -48,14 +48,14 @@ def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     assert "there is no preset 'own-data' for difformer on karate" in refused.err
 
 
-def test_without_a_graph_the_sharp_form_is_named(call, own):
+def test_sharp_model_is_suggested_without_a_graph(call, own):
     quick = ("--seeds", "1", *QUICK)
     assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
     for model in ("difformer-sharp", "mlp"):
         assert "difformer-sharp lets" not in call("fit", *own, "--model", model, *quick).out
 
 
-def test_a_graph_model_without_a_graph_is_told_so(call, own, people):
+def test_a_graph_model_without_edges_is_noted(call, own, people):
     answer = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK)
     assert answer.code == 0, answer.err
     assert "note: gcn passes messages along edges, but there are no edges here" in answer.out
@@ -73,7 +73,7 @@ def run(call, own, tmp_path):
     return tmp_path / "run"
 
 
-def test_a_file_that_is_there_is_kept_unless_forced(call, run, tmp_path):
+def test_an_existing_output_file_is_kept_unless_forced(call, run, tmp_path):
     (tmp_path / "p.csv").write_text("my thesis")
     answer = call("predict", run, "--out", "p.csv")
     assert answer.code == 2
@@ -86,14 +86,14 @@ def test_a_file_that_is_there_is_kept_unless_forced(call, run, tmp_path):
     assert call("embed", run, "--force").code == 0
 
 
-def test_predictions_on_standard_output(call, run, people):
+def test_predict_prints_csv_to_standard_output(call, run, people):
     answer = call("predict", run, "--out", "-")
     rows = list(csv.DictReader(io.StringIO(answer.out)))
     assert [row["instance"] for row in rows] == [f"p{i}" for i in range(60)]
     assert call("predict", run, "--out", "-", "--json").code == 2
 
 
-def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
+def test_new_rows_with_known_ids_are_noted(call, run, tmp_path):
     (tmp_path / "again.csv").write_text("name,height,weight\np1,0,0\nn1,1,1\nn1,2,2\n")
     answer = call("predict", run, "--features", "again.csv", "--out", "-")
     assert answer.code == 0, answer.err
@@ -112,7 +112,7 @@ def test_new_rows_without_edges_are_noted_where_the_run_has_a_graph(call, own, p
     assert "no edges" not in call(*words, "--edges", "new_edges.csv").err
 
 
-def test_ids_of_new_rows_are_found_by_the_name_they_had_in_training(call, run, tmp_path):
+def test_id_column_of_new_rows_is_matched_by_its_training_name(call, run, tmp_path):
     (tmp_path / "last.csv").write_text("height,weight,name\n0,0,n1\n3,-2,n2\n")
     answer = call("predict", run, "--features", "last.csv", "--out", "-")
     assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["n1", "n2"]
@@ -120,7 +120,7 @@ def test_ids_of_new_rows_are_found_by_the_name_they_had_in_training(call, run, t
     assert len(call("predict", run, "--features", "none.csv", "--out", "-").out.splitlines()) == 3
 
 
-def test_ids_by_number_in_training_have_a_name_too(call, tmp_path):
+def test_id_column_given_by_number_is_matched_by_name_in_new_rows(call, tmp_path):
     rows = "".join(f"{i / 9},{100 + i},{i % 4},{'ab'[i % 2]}\n" for i in range(24))
     (tmp_path / "x.csv").write_text("u,nr,v,label\n" + rows)
     words = ("--features", "x.csv", "--data", "ids=2", "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run")
@@ -130,7 +130,7 @@ def test_ids_by_number_in_training_have_a_name_too(call, tmp_path):
     assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["7"], answer.err
 
 
-def test_a_pyg_file_by_its_path(call, tmp_path):
+def test_fit_accepts_a_pyg_file(call, tmp_path):
     import torch
     from torch_geometric import data
 
@@ -142,7 +142,7 @@ def test_a_pyg_file_by_its_path(call, tmp_path):
     assert call("predict", "run", "--out", "-").out.count("\n") == 41
 
 
-def test_new_rows_of_a_built_in_table_come_unscaled(call, tmp_path):
+def test_new_rows_of_a_built_in_table_are_given_unscaled(call, tmp_path):
     from difformer.data import load
 
     raw = load("iris", standardize=False)

@@ -22,7 +22,7 @@ def test_cora_with_the_authors_settings_and_protocol(call):
     assert "accuracy" in call("evaluate", "run").out
 
 
-def test_a_preset_tells_which_protocol_it_belongs_to(call):
+def test_fit_notes_the_protocol_of_a_preset(call):
     answer = call("fit", "cora", "--preset", "public-code", "--set", "epochs=1", "--set", "num_layers=1", "--seeds", 1)
     assert "these settings belong to protocol 'authors'; add --protocol authors" in answer.out
 

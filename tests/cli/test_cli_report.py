@@ -100,7 +100,7 @@ def test_explain_names_the_target_of_several(call, people):
     assert "Its target is pay 3.5, rate 0.3." in call("explain", "two", "--node", "p3").out
 
 
-def test_explain_says_what_is_wrong(call, runs):
+def test_explain_errors_name_the_problem(call, runs):
     unknown = call("explain", runs / "difformer-s", "--node", "nobody")
     assert unknown.code == 2
     assert "no instance 'nobody'; expected names such as 'p0'" in unknown.err

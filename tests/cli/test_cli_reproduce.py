@@ -14,7 +14,7 @@ import pytest
 from difformer.experiments.spec import NAMES
 
 
-def test_the_list(call):
+def test_list_names_every_experiment(call):
     answer = call("reproduce", "--list")
     assert answer.code == 0
     for name in NAMES:
@@ -22,7 +22,7 @@ def test_the_list(call):
     assert [one["name"] for one in json.loads(call("reproduce", "--list", "--json").out)] == list(NAMES)
 
 
-def test_the_list_needs_no_torch(environment):
+def test_listing_experiments_does_not_import_torch(environment):
     code = (
         "import sys, difformer.cli as c\n"
         "try: c.main(['reproduce', '--list'])\n"
@@ -33,7 +33,7 @@ def test_the_list_needs_no_torch(environment):
     assert seen.stdout.strip().endswith("False")
 
 
-def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
+def test_a_second_quick_run_repeats_nothing(call, tmp_path):
     first = call("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp,difformer-s", "--device", "cpu")
     assert first.code == 0, first.err
     assert "2 runs made, 0 existed, 0 left" in first.out
@@ -50,7 +50,7 @@ def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     assert "DIFFormer-s" in (folder / "table.md").read_text()
 
 
-def test_a_limit_is_handed_on(call, tmp_path):
+def test_limit_option_reaches_the_runner(call, tmp_path):
     words = ("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp", "--device", "cpu")
     answer = call(*words, "--limit", "1e-9")
     assert answer.code == 0, answer.err
@@ -72,7 +72,7 @@ def test_runs_only_needs_neither_pandas_nor_matplotlib(call, tmp_path, monkeypat
     assert "exclude each other" in call(*words, "--runs-only", "--table-only").err
 
 
-def test_tables_of_no_runs_are_refused(call, tmp_path):
+def test_table_only_without_runs_is_refused(call, tmp_path):
     answer = call("reproduce", "citation", "--table-only", "--out", "elsewhere")
     assert answer.code == 2
     assert "--table-only: there are no runs in elsewhere/citation" in answer.err
@@ -80,7 +80,7 @@ def test_tables_of_no_runs_are_refused(call, tmp_path):
     assert "--models: citation has no 'gatt'" in call("reproduce", "citation", "--quick", "--models", "gatt").err
 
 
-def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
+def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
     monkeypatch.delenv("DIFFORMER_DATA", raising=False)
     monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
     answer = call("reproduce", "particles", "--datasets", "actstrack", "--models", "mlp", "--device", "cpu")
@@ -108,20 +108,20 @@ def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
     ],
     ids=["nothing", "name", "model", "family", "data", "limit", "device", "results"],
 )
-def test_what_is_wrong_is_said(call, words, complaint):
+def test_invalid_requests_are_explained(call, words, complaint):
     answer = call("reproduce", *words)
     assert answer.code == 2
     assert complaint in answer.err
 
 
-def test_the_page_of_results(call, tmp_path):
+def test_results_option_writes_the_results_page(call, tmp_path):
     call("reproduce", "depth", "--quick", "--models", "K2-t0.5", "--device", "cpu")
     assert call("reproduce", "--quick", "--results", "RESULTS.md").code == 0
     assert "only the quick form was run" in (tmp_path / "RESULTS.md").read_text()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(environment, tmp_path):
+def test_ctrl_c_keeps_finished_runs_and_says_how_to_continue(environment, tmp_path):
     words = ["reproduce", "citation", "--quick", "--seeds", "400", "--models", "lp,difformer-s", "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "difformer", *words], cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"},

@@ -47,7 +47,7 @@ def test_predictions_of_all_instances_by_name(call, own_run, tmp_path):
     assert sum(right) >= 45
 
 
-def test_new_rows_are_seen_in_the_context_of_the_old(call, people, own_run, tmp_path):
+def test_new_rows_are_predicted_in_the_context_of_the_run(call, people, own_run, tmp_path):
     answer = call("predict", own_run, "--features", people / "new.csv", "--out", "new.csv")
     assert answer.code == 0, answer.err
     rows = rows_of(tmp_path / "new.csv")
@@ -81,7 +81,7 @@ def test_new_rows_that_do_not_fit_are_refused(call, own_run, tmp_path, content, 
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_options_that_a_command_does_not_have_are_not_advised(call, own_run, tmp_path):
+def test_errors_do_not_suggest_options_the_command_lacks(call, own_run, tmp_path):
     (tmp_path / "new.csv").write_text("name,height,weight\nq1,1.0,abc\n")
     answer = call("predict", own_run, "--features", "new.csv", "--out", "p.csv")
     assert answer.code == 2
@@ -89,7 +89,7 @@ def test_options_that_a_command_does_not_have_are_not_advised(call, own_run, tmp
     assert "--data" not in answer.err
 
 
-def test_an_id_that_is_taken_is_refused(call, people, own_run, tmp_path):
+def test_new_rows_with_a_taken_id_are_refused(call, people, own_run, tmp_path):
     (tmp_path / "again.csv").write_text("name,height,weight\np3,1,2\n")
     (tmp_path / "edges.csv").write_text("from,to\np3,p4\n")
     answer = call("predict", own_run, "--features", "again.csv", "--edges", "edges.csv", "--out", "p.csv")
@@ -97,7 +97,7 @@ def test_an_id_that_is_taken_is_refused(call, people, own_run, tmp_path):
     assert "id 'p3' is that of an instance of the run" in answer.err
 
 
-def test_where_predictions_go(call, own_run, tmp_path):
+def test_predict_writes_npz_and_checks_path_and_seed(call, own_run, tmp_path):
     wrong = call("predict", own_run, "--out", "p.xls")
     assert wrong.code == 2
     assert ".csv or .npz" in wrong.err
@@ -110,7 +110,7 @@ def test_where_predictions_go(call, own_run, tmp_path):
     assert "has no seed 7" in call("predict", own_run, "--out", "p.csv", "--seed", "7").err
 
 
-def test_evaluate_measures_what_the_run_reported(call, own_run, tmp_path):
+def test_evaluate_agrees_with_the_training(call, own_run, tmp_path):
     answer = call("evaluate", own_run, "--json")
     assert answer.code == 0, answer.err
     measured = json.loads(answer.out)["metrics"]["accuracy"]
@@ -120,13 +120,13 @@ def test_evaluate_measures_what_the_run_reported(call, own_run, tmp_path):
         assert measured[part]["std"] == pytest.approx(reported[part]["std"], abs=1e-6)
 
 
-def test_evaluate_for_people(call, own_run):
+def test_evaluate_prints_a_table_and_means(call, own_run):
     answer = call("evaluate", own_run)
     assert "accuracy: train" in answer.out
     assert "f1" in answer.out
 
 
-def test_data_that_changed_since_are_noticed(call, people, own_run, tmp_path):
+def test_changed_data_are_refused(call, people, own_run, tmp_path):
     path = people / "groups.csv"
     before = path.read_text()
     try:
@@ -138,7 +138,7 @@ def test_data_that_changed_since_are_noticed(call, people, own_run, tmp_path):
         path.write_text(before)
 
 
-def test_embeddings(call, own_run, tmp_path):
+def test_embed_writes_one_state_per_instance(call, own_run, tmp_path):
     answer = call("embed", own_run, "--out", "states.npz")
     assert answer.code == 0, answer.err
     assert "embeddings of shape (60, 64) in states.npz" in answer.out
@@ -147,7 +147,7 @@ def test_embeddings(call, own_run, tmp_path):
         assert arrays["names"][:2].tolist() == ["p0", "p1"]
 
 
-def test_embeddings_as_a_table_and_of_new_rows(call, people, own_run, tmp_path):
+def test_embed_writes_csv_and_accepts_new_rows(call, people, own_run, tmp_path):
     assert call("embed", own_run, "--features", people / "new.csv", "--out", "new.csv").code == 0
     rows = rows_of(tmp_path / "new.csv")
     assert [row["instance"] for row in rows] == ["n1", "n2"]
@@ -158,7 +158,7 @@ def test_embeddings_as_a_table_and_of_new_rows(call, people, own_run, tmp_path):
     assert call("embed", own_run, "--edges", people / "friends.csv").code == 2
 
 
-def test_energy_by_layer(call, own_run, tmp_path):
+def test_energy_prints_one_row_per_layer(call, own_run, tmp_path):
     answer = call("energy", own_run)
     assert answer.code == 0, answer.err
     assert "effective rank" in answer.out
@@ -166,7 +166,7 @@ def test_energy_by_layer(call, own_run, tmp_path):
     assert "energy, edges" in answer.out
 
 
-def test_energy_as_json_and_of_a_model_without(call, own_run):
+def test_energy_json_and_refusal_for_other_models(call, own_run):
     document = json.loads(call("energy", own_run, "--json").out)
     assert len(document["energy"]) == len(document["effective_rank"]) == 3
     assert document["energy"][0] > 0
@@ -176,7 +176,7 @@ def test_energy_as_json_and_of_a_model_without(call, own_run):
     assert "does not measure an energy" in answer.err
 
 
-def test_a_file_of_splits(call, people, tmp_path):
+def test_fit_uses_a_split_file(call, people, tmp_path):
     split = {"name": "mine", "train": list(range(20)), "valid": list(range(20, 35)), "test": list(range(35, 50))}
     (tmp_path / "split.json").write_text(json.dumps(split))
     answer = call(
@@ -188,7 +188,7 @@ def test_a_file_of_splits(call, people, tmp_path):
     assert "--split is for your own files" in call("fit", "iris", "--split", "split.json").err
 
 
-def test_a_folder_that_is_no_run(call, tmp_path):
+def test_a_folder_without_a_run_is_refused(call, tmp_path):
     (tmp_path / "empty").mkdir()
     for verb in (["evaluate"], ["energy"], ["embed"], ["predict", "--out", "p.csv"]):
         answer = call(*verb, "empty")

@@ -6,7 +6,7 @@ from difformer.training import parse_settings
 from difformer.training.config import nearest
 
 
-def test_none_is_a_name_where_names_are_taken():
+def test_none_is_text_for_settings_that_take_names():
     fields, options = parse_settings(["graph=none", "qk_norm=None", "patience=none", "activation=none"])
     assert fields == {"graph": "none", "patience": None}
     assert options == {"qk_norm": "none", "activation": None}
@@ -22,5 +22,5 @@ def test_none_is_a_name_where_names_are_taken():
         ("xyz", None),
     ],
 )
-def test_what_was_meant(typed, meant):
+def test_nearest_setting_is_suggested(typed, meant):
     assert nearest(typed, ["learning_rate", "weight_decay", "hidden_channels", "dropout", "graph_weight"]) == meant

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from difformer.errors import UserError
 from difformer.experiments import read_preset
 
 SMALL = ("--space", "learning_rate=0.001,0.05", "--space", "hidden_channels=4,8", "--set", "epochs=4")
 HELD = ("--set", "num_layers=2", "--set", "dropout=0", "--set", "weight_decay=0")
 
 
-def test_a_search_ends_in_a_preset_that_fit_takes(installed, call, tmp_path):
+def test_tune_writes_a_preset_that_fit_accepts(installed, call, tmp_path):
     answer = installed("tune", "iris", "--model", "mlp", "--trials", 2, *SMALL, *HELD, "--out", "study", cwd=tmp_path)
     assert answer.code == 0, answer.err
     assert "4 settings, and the defaults" in answer.out
@@ -32,7 +36,7 @@ def test_a_search_ends_in_a_preset_that_fit_takes(installed, call, tmp_path):
     assert json.loads(fitted.out)["valid"]["mean"] == pytest.approx(preset.validation)
 
 
-def test_the_same_command_goes_on(call):
+def test_the_same_command_continues_a_study(call):
     words = ["tune", "iris", "--model", "mlp", *SMALL, *HELD, "--out", "study", "--json"]
     first = json.loads(call(*words, "--trials", 1).out)
     more = call(*words, "--trials", 3)
@@ -43,14 +47,14 @@ def test_the_same_command_goes_on(call):
     assert found["valid"] == max(trial["value"] for trial in found["trials"])
 
 
-def test_a_long_list_says_that_it_is_not_whole(call, monkeypatch):
+def test_long_trial_table_says_it_is_shortened(call, monkeypatch):
     monkeypatch.setattr("difformer.cli.tune.SHOWN", 2)
     words = ["tune", "iris", "--model", "mlp", *SMALL, *HELD, "--out", "study", "--no-prune"]
     assert "the best" not in call(*words, "--trials", 2).out
     assert "the best 2 of 3 completed trials" in call(*words, "--trials", 3).out
 
 
-def test_the_default_space_is_the_papers(call):
+def test_default_space_is_the_paper_grid(call):
     answer = call("tune", "karate", "--model", "difformer-s", "--trials", 1, "--set", "epochs=1")
     assert answer.code == 0, answer.err
     assert "search space of difformer-s: the paper's Appendix E, observed graphs, 864 settings" in answer.out
@@ -73,7 +77,7 @@ def test_several_models_are_tuned_with_one_budget_each(call, tmp_path):
     assert any(line.split() == ["rank", "model", "valid", "accuracy", "trials"] for line in again.out.splitlines())
 
 
-def test_own_data_have_a_space_around_the_defaults(call, tmp_path):
+def test_own_data_are_searched_around_the_defaults(call, tmp_path):
     rows = "".join(f"{i % 7},{(i * 3) % 5},{'ab'[i % 2]}\n" for i in range(60))
     (tmp_path / "x.csv").write_text("u,v,label\n" + rows)
     answer = call("tune", "--features", "x.csv", "--trials", 2, "--set", "epochs=2", "--out", "study")
@@ -94,7 +98,7 @@ def test_own_data_have_a_space_around_the_defaults(call, tmp_path):
         (["--stacked", "--sampler", "tpe"], "stacked: sampler"),
     ],
 )
-def test_what_is_wrong_is_said(call, tmp_path, words, complaint):
+def test_invalid_requests_are_explained(call, tmp_path, words, complaint):
     answer = call("tune", "iris", "--model", "mlp", *words)
     assert answer.code == 2
     assert complaint in answer.err
@@ -108,7 +112,7 @@ def test_a_preset_of_another_model_is_refused(call, tmp_path):
     assert "is for model 'mlp', but --model says 'gcn'" in answer.err
 
 
-def test_a_grid_stops_where_it_is_told_and_says_how_large_it_is(call):
+def test_grid_sampler_stops_at_trials_and_reports_the_grid_size(call):
     words = ["tune", "iris", "--model", "mlp", "--sampler", "grid", "--set", "epochs=1"]
     space = ["--space", "dropout=0.0,0.2,0.4", "--space", "hidden_channels=4", "--space", "weight_decay=0.0"]
     axes = ["--space", "learning_rate=0.01", "--space", "num_layers=2"]
@@ -121,7 +125,7 @@ def test_a_grid_stops_where_it_is_told_and_says_how_large_it_is(call):
     assert "points (the defaults" not in every.out
 
 
-def test_a_study_that_cannot_be_continued_is_one_message(call, tmp_path):
+def test_an_unusable_study_folder_gives_one_message(call, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.db").write_text("a database")
     words = ["tune", "iris", "--model", "mlp", "--set", "epochs=1", "--trials", 1]
@@ -147,3 +151,18 @@ def test_a_study_with_other_settings_says_which_and_what_to_do(call):
     for part in ("epochs=2 (now 3)", "dropout=[0, 0.5] (now [0, 0.2])", "seed=0 (now 1)"):
         assert part in answer.err
     assert "to continue it repeat the earlier request, to start a new study choose another folder" in answer.err
+
+
+def test_ranks_stop_after_seconds_too(call, monkeypatch):
+    given = {}
+
+    def search(*_, **options):
+        given.update(options)
+        raise UserError("enough")
+
+    ranks = SimpleNamespace(size=2, device=torch.device("cpu"))
+    monkeypatch.setattr("difformer.training.study.tune", search)
+    monkeypatch.setattr("difformer.cli.tune.under_torchrun", lambda: True)
+    monkeypatch.setattr("difformer.cli.tune.joined", lambda device: nullcontext(ranks))
+    assert call("tune", "iris", "--model", "mlp", "--seconds", 5).err.endswith("error: enough\n")
+    assert (given["seconds"], given["ranks"]) == (5, ranks)

@@ -109,7 +109,7 @@ def test_attention_descends(system, step, steps):
 
 @many
 @given(seed=seeds, nodes=st.integers(1, 14), place=places, name=diffusivities, step=st.sampled_from([0.2, 0.7, 1.0]))
-def test_a_definite_exchange_needs_less_and_allows_a_full_step(seed, nodes, place, name, step):
+def test_positive_definite_exchange_allows_a_full_step(seed, nodes, place, name, step):
     z = states(nodes, seed, where=place)
     certificate = c.thm_main_definite(z, AllPairAttention(name), step_size=step)
     assert certificate.verdict in ("holds", "not covered"), certificate
@@ -147,7 +147,7 @@ def test_attention_mixed_with_a_graph_is_measured(graph, seed, name, weights):
     assert certificate.verdict == "measured"
 
 
-def test_a_diffusivity_of_one_s_own_is_certified_too():
+def test_custom_diffusivity_is_certified():
     cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
     z, graph = states(20, 0), random_graph(20, 0.2, True, False, 0)
     for certificate in certify(z, graph, diffusivity=cauchy):
@@ -170,7 +170,7 @@ def test_a_step_beyond_the_limit_is_not_covered_and_rises(name):
     assert c.prop_convergence(z, problem.coupling, step_size=step, steps=30).violation > 0.01
 
 
-def test_the_weight_of_one_step_is_sharp():
+def test_the_energy_weight_limit_is_tight():
     # In the mode of λ₁ the step is exactly neutral at λ = τ / (2(2 - τλ₁)), and rises below.
     coupling, z = GraphCoupling(path_graph(2), "raw"), column(1.0, -1.0)
     at = c.thm_gcn_step(z, coupling, step_size=0.6, steps=1)
@@ -180,13 +180,13 @@ def test_the_weight_of_one_step_is_sharp():
     assert not below.holds
 
 
-def test_the_step_of_the_theorem_is_sharp():
+def test_the_step_size_limit_is_tight():
     coupling, z = GraphCoupling(path_graph(2), "raw"), column(1.0, -1.0)
     certain(c.thm_gcn(z, coupling, step_size=1.0))
     assert not c.thm_gcn(z, coupling, step_size=1.0 + 1e-6).holds
 
 
-def test_both_bounds_of_the_energy_are_reached():
+def test_both_energy_bounds_are_tight():
     problem = GRAPH_PROBLEMS["path"]()
     fastest, slowest = (GRAPH_PROBLEMS["path"].__call__(7, number).z for number in (6, 1))
     certain(c.prop_bound(fastest, problem.coupling, step_size=0.2))
@@ -219,13 +219,13 @@ def test_distances_beyond_four_are_not_covered():
         assert certificate.verdict == "not covered"
 
 
-def test_an_activation_that_stretches_is_noticed():
+def test_expansive_activation_is_not_covered():
     certificate = c.activation_contracts(states(10, 0) / 3, "simple", lambda x: 2 * x)
     assert certificate.verdict == "not covered"
     assert certificate.violation > 0.1
 
 
-def test_computed_at_the_input_a_transformation_is_not_covered():
+def test_exchange_computed_before_the_transformation_is_not_covered():
     z = states(10, 0, channels=2)
     assert c.prop_feattrans(z, AllPairAttention(), torch.tanh, coupling_at="input").verdict == "not covered"
 
@@ -246,7 +246,7 @@ def test_directed_graphs_are_not_covered_and_do_not_stop_the_others():
     assert found["thm-main"].verdict == "holds"
 
 
-def test_certificates_speak_of_distances_only():
+def test_certificates_refuse_unsuitable_couplings():
     z = states(5, 0)
     with pytest.raises(ValueError, match="metric='cosine': the theorems speak of distances"):
         c.thm_main(z, AllPairAttention("simple", "cosine"))
@@ -266,7 +266,7 @@ def test_the_unnormalised_flow_is_half_the_gradient():
     assert certificate.claim == "dZ/dt = -½ ∇E(Z, t) with λ = ½"
 
 
-def test_all_run_at_once_as_a_table():
+def test_certify_runs_all_certificates():
     z, graph = states(25, 0, where="anywhere"), random_graph(25, 0.1, True, False, 0)
     found = certify(z, graph)
     assert [certificate.name for certificate in found] == list(CERTIFICATES)
@@ -286,19 +286,19 @@ def test_single_precision_states_are_certified_in_double():
     assert all(one.verdict != "fails" for one in certify(z, random_graph(30, 0.2, False, False, 0)))
 
 
-def test_a_violation_that_is_not_a_number_does_not_hold():
+def test_nan_violation_does_not_hold():
     assert not Certificate("name", "claim", "condition", True, math.nan).holds
     assert Certificate("name", "claim", "condition", True, math.nan).verdict == "fails"
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_one_or_two_states_are_enough(nodes):
+def test_one_or_two_states_can_be_certified(nodes):
     graph = random_graph(nodes, 1.0, False, False, 0)
     for certificate in certify(states(nodes, 3, channels=3), graph):
         assert certificate.verdict in ("holds", "measured", "not covered"), certificate
 
 
-def test_many_states_go_through_iterations():
+def test_hundreds_of_states_can_be_certified():
     z, graph = states(700, 0, channels=3), random_graph(700, 0.01, True, False, 0)
     for certificate in certify(z, graph, diffusivity="gaussian", steps=2):
         assert certificate.verdict in ("holds", "measured"), certificate
@@ -306,19 +306,19 @@ def test_many_states_go_through_iterations():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", CERTIFICATES)
-def test_nothing_is_certified_of_states_that_are_not_numbers(name, value):
+def test_non_finite_states_are_refused(name, value):
     z = torch.randn(6, 2)
     z[3, 1] = value
     with pytest.raises(ValueError, match="row 3 holds NaN or infinity"):
         certify(z, GraphCoupling(complete_graph(6), "gcn"), only=[name])
 
 
-def test_nothing_is_certified_of_no_states():
+def test_empty_states_are_refused():
     with pytest.raises(ValueError, match="has no rows"):
         certify(torch.zeros(0, 2))
 
 
-def test_a_number_that_is_none_is_no_rise_of_zero():
+def test_nan_energy_does_not_count_as_zero_rise():
     nan = torch.tensor(math.nan)
     assert math.isnan(c.certificate.largest_rise([nan], [nan], magnitude=1.0))
     assert math.isnan(c.certificate.largest_gap(nan.view(1), nan.view(1)))

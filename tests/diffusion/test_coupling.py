@@ -52,7 +52,7 @@ def every_coupling(graph):
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(graph=graphs(), seed=seeds)
-def test_what_a_coupling_does_without_its_matrix_is_what_the_matrix_does(graph, seed):
+def test_propagate_equals_multiplication_by_the_matrix(graph, seed):
     z = states(graph.num_nodes, seed, where="ball")
     values = states(graph.num_nodes, seed + 1, channels=3, where="anywhere")
     for coupling in every_coupling(graph):
@@ -169,7 +169,7 @@ def test_pairs_are_summed_the_same_in_tiles_of_any_size(seed, nodes, size, place
     close(exchange_sums(*distance_factors(z), CAUCHY, batch=batch, block_size=size), (CAUCHY.f(u) * inside).sum(1))
 
 
-def test_a_common_offset_costs_no_digits():
+def test_a_common_offset_does_not_lose_precision():
     z = states(20, 5, channels=3, where="ball")
     near, far = (AllPairAttention("gaussian").propagate(shifted, z) for shifted in (z, z + 1e5))
     torch.testing.assert_close(near, far, rtol=0, atol=1e-9)
@@ -200,14 +200,14 @@ def test_couplings_by_name(name):
     close(coupling.propagate(z), coupling.matrix(z) @ z)
 
 
-def test_names_that_need_a_graph_say_so():
+def test_coupling_names_that_need_a_graph_are_refused_without_one():
     with pytest.raises(ValueError, match="coupling 'gcn' runs over observed edges: pass graph="):
         make_coupling("gcn")
     with pytest.raises(ValueError, match=r"unknown coupling 'randomwalk'; did you mean 'random_walk'\?"):
         make_coupling("randomwalk")
 
 
-def test_what_is_not_a_coupling_is_refused():
+def test_invalid_couplings_are_refused():
     graph = Graph(torch.tensor([[0], [1]]), 2)
     with pytest.raises(TypeError, match="coupling is a Graph: say which weights"):
         as_coupling(graph)
@@ -233,7 +233,7 @@ def test_what_is_not_a_coupling_is_refused():
         Mix(())
 
 
-def test_the_identity_diffusivity_leaves_states_alone():
+def test_identity_diffusivity_leaves_states_unchanged():
     z = states(4, 0)
     coupling = AllPairAttention("identity")
     close(coupling.propagate(z), z)
@@ -249,7 +249,7 @@ def test_large_all_pair_propagation_is_linear_for_simple():
 
 
 @pytest.mark.parametrize("diffusivity", ["simple", "gaussian", "sigmoid"])
-def test_a_far_away_batch_mate_costs_no_digits(diffusivity):
+def test_a_distant_graph_in_the_batch_does_not_lose_precision(diffusivity):
     torch.manual_seed(0)
     near, far = torch.randn(20, 3), torch.randn(15, 3) + 1000
     near, far = near / near.norm(dim=1, keepdim=True), far

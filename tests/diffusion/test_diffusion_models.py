@@ -31,12 +31,12 @@ def z():
     return states(20, 0, channels=4, where="anywhere")
 
 
-def test_mlp(z):
+def test_mlp_setting_equals_a_linear_layer_with_relu(z):
     layer = torch.nn.Linear(4, 3).double()
     close(diffuse(z, **mlp(), transform=layer, activation=torch.relu), torch.relu(layer(z)))
 
 
-def test_gcn(graph, z):
+def test_gcn_setting_equals_the_pyg_layer(graph, z):
     layer = GCNConv(4, 3, bias=False).double()
     expected = layer(z, graph.edge_index, graph.weights(torch.float64))
     close(diffuse(z, **gcn(with_loops(graph)), transform=layer.lin), expected)
@@ -45,13 +45,13 @@ def test_gcn(graph, z):
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.0])
-def test_gin(eps, z):
+def test_gin_setting_equals_the_pyg_layer(eps, z):
     graph = random_graph(20, 0.2, False, False, 0)
     layer = GINConv(torch.nn.Identity(), eps=eps).double()
     close(diffuse(z, **gin(graph, eps=eps)), layer(z, graph.edge_index))
 
 
-def test_the_paper_s_gin_is_the_layer_up_to_a_factor(z):
+def test_the_papers_gin_equals_the_layer_up_to_a_factor(z):
     from difformer.diffusion import GraphCoupling
 
     graph = random_graph(20, 0.2, False, False, 0)
@@ -61,13 +61,13 @@ def test_the_paper_s_gin_is_the_layer_up_to_a_factor(z):
 
 
 @pytest.mark.parametrize("steps", [1, 10])
-def test_appnp(steps, graph, z):
+def test_appnp_setting_equals_the_pyg_layer(steps, graph, z):
     layer = APPNP(K=steps, alpha=0.15).double()
     expected = layer(z, graph.edge_index, graph.weights(torch.float64))
     close(diffuse(z, steps=steps, **appnp(with_loops(graph), alpha=0.15)), expected)
 
 
-def test_gcnii(graph, z):
+def test_gcnii_setting_equals_the_pyg_layer(graph, z):
     layer = GCN2Conv(4, alpha=0.2).double()
     with torch.no_grad():
         layer.weight1.copy_(torch.eye(4))
@@ -106,7 +106,7 @@ def test_transformer_on_the_complete_graph(metric):
     close(diffuse(z, **options, transform=lambda x: x @ rotation), expected)
 
 
-def test_attention_on_edges_is_the_transformer_s_on_those_edges():
+def test_edge_attention_equals_masked_transformer_attention():
     z, graph = states(20, 1, channels=4), with_loops(random_graph(20, 0.2, False, False, 3))
     expected = tied(4, torch.eye(4, dtype=torch.float64))(z, graph.edge_index)
     close(diffuse(z, **gat(graph, diffusivity="softmax")), expected)
@@ -120,7 +120,7 @@ def test_a_temperature_can_be_chosen():
 
 
 @pytest.mark.parametrize("name", ["difformer_s", "difformer_a"])
-def test_difformer_is_one_of_them(name):
+def test_difformer_setting_equals_the_formula(name):
     z = states(8, 0, channels=3)
     g = {"difformer_s": lambda x: 1 + x, "difformer_a": torch.sigmoid}[name](z @ z.T)
     close(diffuse(z, **MODELS[name]()), 0.5 * z + 0.5 * (g / g.sum(1, keepdim=True)) @ z)
@@ -134,7 +134,7 @@ def test_every_row_of_the_table_has_its_setting(graph):
 
 @pytest.mark.parametrize("steps", [1, 7])
 @pytest.mark.parametrize("alpha", [0.5, 0.9, 1.0])
-def test_label_propagation(steps, alpha):
+def test_label_propagation_equals_the_pyg_model(steps, alpha):
     graph = random_graph(30, 0.15, False, False, 0)
     torch.manual_seed(0)
     y, mask = torch.randint(0, 4, (30,)), torch.rand(30) < 0.4

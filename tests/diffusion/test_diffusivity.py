@@ -77,7 +77,7 @@ def test_one_step_descends_the_energy(diffusivity):
     ],
     ids=["negative", "increasing", "bump", "pole", "logarithm", "sum"],
 )
-def test_what_cannot_descend_an_energy_is_refused(f, complaint):
+def test_functions_without_a_descending_energy_are_refused(f, complaint):
     with pytest.raises(ValueError, match=complaint):
         Diffusivity("mine", f=f, delta=lambda u: u)
 
@@ -92,19 +92,19 @@ def test_what_cannot_descend_an_energy_is_refused(f, complaint):
     ],
     ids=["math", "branch", "text", "none"],
 )
-def test_what_is_no_function_of_tensors_is_refused(f, complaint):
+def test_functions_that_do_not_take_tensors_are_refused(f, complaint):
     with pytest.raises(TypeError, match=f"diffusivity 'own': f must be a function of tensors.*{complaint}"):
         Diffusivity("own", f)
 
 
-def test_a_delta_of_another_f_is_refused():
+def test_inconsistent_delta_and_f_are_refused():
     with pytest.raises(
         ValueError, match=r"delta is not the penalty of f: near u = 0 it rises by 2 per unit, where f = 1"
     ):
         Diffusivity("mine", f=torch.ones_like, delta=lambda u: 2 * u)
 
 
-def test_a_score_of_another_f_is_refused():
+def test_inconsistent_score_and_f_are_refused():
     with pytest.raises(ValueError, match=r"score\(x\) is not f\(2 - 2x\)"):
         Diffusivity("mine", f=lambda u: 2 - u / 2, score=lambda x: 1 + x / 2)
 
@@ -117,7 +117,7 @@ def test_names_with_parameters():
     assert as_diffusivity("softmax:8").name == "softmax:8"
 
 
-def test_an_object_passes_through():
+def test_as_diffusivity_returns_an_object_unchanged():
     mine = Diffusivity("mine", f=lambda u: 1 / (1 + u))
     assert as_diffusivity(mine) is mine
 
@@ -145,7 +145,7 @@ def test_unknown_names_are_refused_with_a_hint(given, complaint):
         as_diffusivity(given)
 
 
-def test_something_else_is_a_type_error():
+def test_other_types_raise_a_type_error():
     with pytest.raises(TypeError, match="must be a name or a Diffusivity, got int"):
         as_diffusivity(3)
 
@@ -155,7 +155,7 @@ def test_a_diffusivity_cannot_be_changed():
         as_diffusivity("simple").name = "other"
 
 
-def test_named_ones_pickle_by_name_and_lambdas_say_that_they_cannot():
+def test_named_diffusivities_pickle_and_lambdas_are_refused():
     again = pickle.loads(pickle.dumps(as_diffusivity("gaussian:0.5")))
     assert isinstance(again, Diffusivity)
     assert again.name == "gaussian:0.5"

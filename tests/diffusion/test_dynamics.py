@@ -17,7 +17,7 @@ def source_of(problem):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_flow_is_the_exact_one(name):
+def test_solve_equals_the_exact_flow(name):
     problem = PROBLEMS[name]()
     times = torch.tensor([0.0, 0.1, 0.5, 2.0], dtype=torch.float64)
     found = solve(problem.z, problem.coupling, times, rtol=1e-10, atol=1e-12, **source_of(problem))
@@ -36,7 +36,7 @@ def test_euler_steps_converge_to_the_flow_at_first_order(name):
 
 
 @pytest.mark.parametrize("name", ["two_nodes", "path", "cycle", "complete"])
-def test_a_mode_decays_by_one_minus_tau_lambda_a_step(name):
+def test_a_mode_decays_by_one_minus_tau_lambda_per_step(name):
     problem = GRAPH_PROBLEMS[name]()
     shape = problem.z - 2.0
     rate = -(problem.coupling.propagate(shape) - problem.coupling.degree(shape).unsqueeze(1) * shape)
@@ -109,7 +109,7 @@ def test_one_transformation_per_step():
         diffuse(z, Identity(), steps=3, transform=[torch.relu, torch.relu])
 
 
-def test_a_weight_without_a_source_takes_the_initial_states():
+def test_the_default_source_is_the_initial_states():
     z = states(5, 0)
     found = diffuse(z, Identity(), steps=3, step_size=0.5, source_weight=0.2)
     close(found, z * (1 + 3 * 0.5 * 0.2))
@@ -157,7 +157,7 @@ def test_states_must_be_a_floating_matrix():
         diffuse(torch.zeros(3), Identity())
 
 
-def test_solve_without_its_extra_names_it(monkeypatch):
+def test_solve_without_torchdiffeq_names_the_extra(monkeypatch):
     genuine = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -177,7 +177,7 @@ def test_energy_falls_along_the_flow():
     assert (values.diff() < 0).all()
 
 
-def test_a_module_list_is_one_transformation_a_step():
+def test_a_module_list_gives_one_transformation_per_step():
     layers = torch.nn.ModuleList([torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)])
     z = torch.randn(6, 3)
     found = diffuse(z, Identity(), steps=2, transform=layers)
@@ -199,12 +199,12 @@ def test_a_module_list_is_one_transformation_a_step():
     ],
     ids=["vector", "rows", "columns", "number"],
 )
-def test_a_source_of_another_shape_is_refused_not_spread(source, complaint):
+def test_a_source_of_another_shape_is_refused_not_broadcast(source, complaint):
     with pytest.raises(ValueError, match=complaint):
         diffuse(torch.zeros(4, 3), Identity(), source=source)
 
 
-def test_a_source_stands_where_the_transformed_states_do():
+def test_the_source_must_have_the_shape_of_the_transformed_states():
     h = torch.nn.Linear(3, 2)
     z = torch.randn(4, 3)
     with pytest.raises(ValueError, match=r"which is Z\^\(0\) where none is given.*source=h\(z\)"):

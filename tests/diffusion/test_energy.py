@@ -45,7 +45,7 @@ def test_the_penalty_is_the_sum_over_all_ordered_pairs(seed, nodes, name, place,
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(graph=graphs(), seed=seeds, name=diffusivities)
-def test_sums_over_edges(graph, seed, name):
+def test_graph_energies_equal_sums_over_the_matrix(graph, seed, name):
     z = states(graph.num_nodes, seed)
     a = GraphCoupling(graph, "raw").matrix(z)
     delta = as_diffusivity(name, channels=z.shape[1]).delta
@@ -77,7 +77,7 @@ def test_the_gradient_of_the_penalty_is_four_times_the_exchange(name):
     close(gradient, 4 * (omega.sum(1, keepdim=True) * z.detach() - omega @ z.detach()), 1e-8)
 
 
-def test_an_energy_has_four_parts():
+def test_energy_is_the_sum_of_its_terms():
     graph, z, previous = random_graph(6, 0.5, True, False, 0), states(6, 0, channels=2), states(6, 1, channels=2)
     source, eta = states(6, 2, channels=2), torch.rand(6, dtype=torch.float64)
     coupling = GraphCoupling(graph, "raw")
@@ -142,7 +142,7 @@ def test_over_smoothing_shows_as_a_falling_rank():
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITY_NAMES)
-def test_the_concave_conjugate_is_the_minimum(name):
+def test_the_concave_conjugate_is_the_minimum_over_u(name):
     diffusivity = as_diffusivity(name, channels=3)
     top = float(diffusivity.f(torch.zeros(1, dtype=torch.float64)))
     omega = torch.linspace(0, 1.5 * top, 41, dtype=torch.float64)

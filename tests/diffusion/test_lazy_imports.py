@@ -10,7 +10,7 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_imported():
     for name in diffusion.__all__:
         assert getattr(diffusion, name) is not None
     assert set(diffusion.__all__) <= set(dir(diffusion))
@@ -25,7 +25,7 @@ def test_attention_and_diffusion_import_in_any_order_and_no_solver_before_it_is_
     assert result.stdout.strip() == "False", result.stderr
 
 
-def test_rooms_are_reachable_from_the_package_and_it_stays_light():
+def test_subpackages_are_imported_lazily():
     code = "import sys, difformer; print('torch' in sys.modules); print(difformer.diffusion.models.gcn.__name__)"
     result = python(code + "; print(difformer.diffusion.diffuse.__name__, difformer.data.load.__name__)")
     assert result.stdout.split() == ["False", "gcn", "diffuse", "load"], result.stderr

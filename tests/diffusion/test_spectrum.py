@@ -77,7 +77,7 @@ def test_the_spectrum_is_that_of_the_matrix_for_every_coupling_and_conservation(
 @pytest.mark.parametrize("nodes", [12, 40])
 @pytest.mark.parametrize("density", [0.05, 0.2, 0.6])
 @pytest.mark.parametrize("seed", range(3))
-def test_iterations_find_what_the_decomposition_finds(nodes, density, seed, monkeypatch):
+def test_iterative_and_dense_spectra_agree(nodes, density, seed, monkeypatch):
     graph = random_graph(nodes, density, True, False, seed)
     z = states(nodes, seed)
     for coupling, conservation in (
@@ -103,7 +103,7 @@ def test_a_long_chain_resolves_its_tiny_gap():
     assert found.largest == pytest.approx(2 + 2 * math.cos(math.pi / 1500), rel=1e-9)
 
 
-def test_iterations_that_do_not_resolve_the_gap_say_so():
+def test_unresolved_gap_is_reported():
     with pytest.raises(RuntimeError, match="not resolved after 50 products with S: it is at most"):
         laplacian_spectrum(GraphCoupling(path_graph(1500), "raw"), max_iterations=50)
 
@@ -143,7 +143,7 @@ def test_large_steps_make_the_fastest_mode_the_slowest_to_decay():
     assert Spectrum(0.0, None, 3).stable_step_size == math.inf
 
 
-def test_nothing_moves_without_edges():
+def test_spectrum_without_edges_is_zero():
     coupling = GraphCoupling(Graph(torch.zeros(2, 0, dtype=torch.long), 4), "raw")
     assert laplacian_spectrum(coupling) == Spectrum(0.0, None, 4)
     assert stable_step_size(coupling) == math.inf
@@ -187,7 +187,7 @@ def test_growth_under_unit_conservation_is_refused():
         stable_step_size(directed, conservation="none")
 
 
-def test_what_is_missing_is_named():
+def test_missing_states_and_negative_couplings_are_refused():
     with pytest.raises(ValueError, match="z is missing"):
         stable_step_size(AllPairAttention("simple"))
     with pytest.raises(ValueError, match="z is missing"):
@@ -198,7 +198,7 @@ def test_what_is_missing_is_named():
         stable_step_size(Identity(), torch.zeros(0, 2))
 
 
-def test_a_matrix_of_single_precision_is_symmetric_to_rounding():
+def test_single_precision_matrix_counts_as_symmetric():
     torch.manual_seed(0)
     a = torch.rand(20, 20)
     a = (a + a.T) / 2
@@ -206,7 +206,7 @@ def test_a_matrix_of_single_precision_is_symmetric_to_rounding():
     assert laplacian_spectrum(a).null == 1
 
 
-def test_a_million_edges():
+def test_spectrum_of_a_million_edges_within_seconds():
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randint(0, 60_000, (2, 500_000), generator=generator)
     coupling = GraphCoupling(Graph(torch.cat([pairs, pairs.flip(0)], 1), 60_000), "raw")
@@ -256,7 +256,7 @@ def test_a_plain_matrix_has_the_null_space_of_the_coupling_that_it_came_from(siz
     assert 0.1 < found.gap < found.largest
 
 
-def test_a_chain_gets_a_careful_step_in_seconds():
+def test_a_long_chain_gets_a_safe_step_within_seconds():
     n = 10_000
     along = torch.arange(n - 1)
     chain = Graph(torch.stack([torch.cat([along, along + 1]), torch.cat([along + 1, along])]), n)

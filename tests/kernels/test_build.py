@@ -44,7 +44,7 @@ def without_kernels(monkeypatch):
 
 
 @needs_compiler
-def test_compiled_once_and_kept(fresh, monkeypatch):
+def test_library_is_compiled_once_and_cached(fresh, monkeypatch):
     assert library() is not None
     (path,) = (fresh / "cache" / "native").iterdir()
     assert "kernels in C are used" in explain()
@@ -54,7 +54,7 @@ def test_compiled_once_and_kept(fresh, monkeypatch):
     assert library() is not None
 
 
-def test_without_a_compiler(fresh, monkeypatch):
+def test_missing_compiler_falls_back_to_torch(fresh, monkeypatch):
     wanted = without_kernels(monkeypatch)
     monkeypatch.setenv("PATH", "")
     assert torch.equal(outputs(), wanted)
@@ -65,7 +65,7 @@ def test_without_a_compiler(fresh, monkeypatch):
 
 
 @needs_compiler
-def test_without_a_place_to_write_to(fresh, monkeypatch):
+def test_unwritable_cache_falls_back_to_torch(fresh, monkeypatch):
     wanted = without_kernels(monkeypatch)
     (fresh / "file").write_text("no folder")
     monkeypatch.setenv("DIFFORMER_CACHE", str(fresh / "file"))
@@ -75,7 +75,7 @@ def test_without_a_place_to_write_to(fresh, monkeypatch):
 
 
 @needs_compiler
-def test_without_a_home(fresh, monkeypatch):
+def test_missing_home_folder_falls_back_to_torch(fresh, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -87,7 +87,7 @@ def test_without_a_home(fresh, monkeypatch):
 
 
 @needs_compiler
-def test_in_a_folder_that_is_read_only(fresh, monkeypatch):
+def test_read_only_cache_folder_falls_back_to_torch(fresh, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied", "cache")
 
@@ -110,20 +110,20 @@ def pretend_compiler(fresh, monkeypatch, script):
         (b"printf 'erreur: \\351\\377' >&2; exit 1", "erreur"),  # not in the encoding that Python expects
     ],
 )
-def test_with_a_compiler_that_fails(fresh, monkeypatch, script, said):
+def test_failing_compiler_falls_back_to_torch(fresh, monkeypatch, script, said):
     pretend_compiler(fresh, monkeypatch, script)
     assert library() is None
     assert said in explain()
 
 
-def test_with_a_compiler_that_hangs(fresh, monkeypatch):
+def test_hanging_compiler_falls_back_to_torch(fresh, monkeypatch):
     pretend_compiler(fresh, monkeypatch, b"exec sleep 60")
     monkeypatch.setattr(build, "LONGEST_COMPILATION", 0.2)
     assert library() is None
     assert "took longer" in explain()
 
 
-def test_without_the_sources(fresh, monkeypatch):
+def test_missing_sources_fall_back_to_torch(fresh, monkeypatch):
     """As in a bundle that somebody made of the modules alone."""
     monkeypatch.setattr(build, "SOURCES", ("absent.c",))
     monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
@@ -139,7 +139,7 @@ def of_somebody_else(target):
 
 
 @needs_compiler
-def test_what_others_can_change_is_not_loaded(fresh, monkeypatch):
+def test_library_that_others_can_change_is_not_loaded(fresh, monkeypatch):
     assert library() is not None
     folder = fresh / "cache" / "native"
     (path,) = folder.iterdir()
@@ -178,7 +178,7 @@ def test_truncated_library_is_rebuilt(fresh, monkeypatch, kept):
 
 
 @needs_compiler
-def test_with_another_library_in_its_place(fresh, monkeypatch):
+def test_foreign_library_is_not_used(fresh, monkeypatch):
     def another(compiler, flags, path):
         (fresh / "other.c").write_text("int difformer_other(void) { return 0; }\n")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -190,7 +190,7 @@ def test_with_another_library_in_its_place(fresh, monkeypatch):
 
 
 @needs_compiler
-def test_with_a_library_that_does_not_load(fresh, monkeypatch):
+def test_unloadable_library_falls_back_to_torch(fresh, monkeypatch):
     def no_library(compiler, flags, path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         build.write_whole(path, b"no library")
@@ -202,7 +202,7 @@ def test_with_a_library_that_does_not_load(fresh, monkeypatch):
 
 @needs_compiler
 @pytest.mark.parametrize("flags", build.FLAGS[1:])
-def test_every_set_of_flags_gives_the_same(flags, fresh, monkeypatch):
+def test_every_set_of_flags_gives_the_same_results(flags, fresh, monkeypatch):
     wanted = without_kernels(monkeypatch)
     monkeypatch.setattr(build, "FLAGS", (flags,))
     torch.testing.assert_close(outputs(), wanted, rtol=1e-4, atol=1e-5)
@@ -210,7 +210,7 @@ def test_every_set_of_flags_gives_the_same(flags, fresh, monkeypatch):
     assert build.has_threads() == ("-fopenmp" in flags)
 
 
-def test_the_name_tells_machines_compilers_and_flags_apart(fresh, monkeypatch):
+def test_library_name_depends_on_machine_compiler_and_flags(fresh, monkeypatch):
     compiler = sys.executable  # any file
     names = {build._name(compiler, flags) for flags in build.FLAGS}
     assert len(names) == len(build.FLAGS)
@@ -234,7 +234,7 @@ def test_processes_do_not_disturb_each_other(tmp_path):
     assert len(list((tmp_path / "native").iterdir())) == 1
 
 
-def test_every_source_is_part_of_the_name():
+def test_library_name_depends_on_every_source_file():
     folder = build.Path(build.__file__).parent
     assert sorted(build.SOURCES) == sorted(path.name for path in folder.iterdir() if path.suffix in (".c", ".h"))
 

@@ -15,7 +15,7 @@ def slices(request, monkeypatch):
 
 
 @pytest.mark.parametrize("n", [7, 14, 25])
-def test_slices_add_up_to_the_whole(slices, n):
+def test_sliced_products_equal_the_whole(slices, n):
     a, b = torch.randn(n, 3, dtype=torch.float64), torch.randn(n, 4, dtype=torch.float64)
     torch.testing.assert_close(gram.tall_product(a, b), a.T @ b)
 
@@ -58,7 +58,7 @@ def test_only_a_stack_on_a_gpu_is_sliced():
     assert (seen, gram.number_of_slices(torch.randn(1000, 3))) == ([1], 1)
 
 
-def test_a_stack_of_layers_in_slices(slices):
+def test_sliced_stack_of_layers_equals_single_layers(slices):
     conv = DIFFormerConv(4, 4, qk_norm="global").double()
     slow = DIFFormerConv(4, 4, qk_norm="global", backend="reference").double()  # all pairs, term by term
     stacked = {name: torch.randn(5, *value.shape, dtype=torch.float64) for name, value in conv.named_parameters()}

@@ -95,7 +95,7 @@ WAYS = {
 
 @pytest.mark.parametrize("channels", [1, 3, 33, 64, 65, 160])
 @pytest.mark.parametrize("way", WAYS)
-def test_kernels_say_what_torch_says(way, channels, passes_made, monkeypatch):
+def test_kernels_equal_torch_with_every_gradient(way, channels, passes_made, monkeypatch):
     options = WAYS[way]
     if channels == 1:  # a norm of one channel is zero whatever comes in
         options = options | {"norm": False, "step_size": 0.1}
@@ -115,12 +115,12 @@ def test_kernels_say_what_torch_says(way, channels, passes_made, monkeypatch):
 @pytest.mark.parametrize("kind", ["none", "empty", "plain", "weighted"])
 @pytest.mark.parametrize("nodes", [1, 2, 63, 64, 65, 700])
 @pytest.mark.parametrize("way", ["unit rows", "unit rows, tied, source", "gram, scaled"])
-def test_any_number_of_rows_and_any_graph(way, nodes, kind, monkeypatch):
+def test_kernels_equal_torch_for_any_number_of_rows(way, nodes, kind, monkeypatch):
     check(*all_ways(monkeypatch, 33, nodes, kind, WAYS[way] | {"dropout": 0.0}))
 
 
 @pytest.mark.parametrize("way", ["unit rows", "gram, scaled"])
-def test_rows_and_gradients_that_are_not_contiguous(way, monkeypatch):
+def test_non_contiguous_rows_and_gradients(way, monkeypatch):
     x = torch.randn(5, 200, generator=torch.Generator().manual_seed(5)).T
     assert not x.is_contiguous()
     check(*all_ways(monkeypatch, 24, 200, "plain", WAYS[way], x=x, loss="sum"))
@@ -128,7 +128,7 @@ def test_rows_and_gradients_that_are_not_contiguous(way, monkeypatch):
 
 @pytest.mark.parametrize("way", ["unit rows", "gram, scaled", "no norm"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_not_finite_goes_where_it_goes_in_torch(way, bad, monkeypatch):
+def test_non_finite_values_propagate_as_in_torch(way, bad, monkeypatch):
     x = torch.randn(100, 5, generator=torch.Generator().manual_seed(5))
     x[7, 2] = bad
     found = outcome(16, 100, "plain", WAYS[way], torch.float32, x=x)
@@ -161,7 +161,7 @@ def numbers_of_threads():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_threads_do_not_change_a_bit(way, numbers_of_threads):
+def test_number_of_threads_does_not_change_a_bit(way, numbers_of_threads):
     options = WAYS[way] | {"activation": None}
     results = with_threads(lambda: outcome(33, 5000, "weighted", options, torch.float32), numbers_of_threads)
     for other in results[1:]:
@@ -197,7 +197,7 @@ def test_a_pass_without_gradients_is_the_same_to_the_bit(way):
         assert torch.equal(*outs)
 
 
-def test_backward_twice_and_no_second_derivative():
+def test_second_backward_pass_works_and_second_derivative_is_refused():
     torch.manual_seed(0)
     model, x = DIFFormer(5, 33, 3), torch.randn(100, 5, requires_grad=True)
     loss = model(x).square().sum()
@@ -230,7 +230,7 @@ def test_second_derivatives_of_the_input_layer(options, sparse, passes_made):
 
 
 @pytest.mark.parametrize("nodes", [200, 20_000])
-def test_gradients_through_the_norms_over_all_rows_are_no_rounding(nodes, monkeypatch):
+def test_gradients_through_global_norms_exceed_rounding(nodes, monkeypatch):
     """U is small beside the sums that it is added to; its gradient must not be the difference of two such sums."""
     options = WAYS["gram, scaled"] | {"dropout": 0.0}
     found, wanted, _ = all_ways(monkeypatch, 24, nodes, "none", options, loss="sum", layers=1)
@@ -254,7 +254,7 @@ def test_a_frozen_model_keeps_nothing_and_frozen_parts_get_no_gradient(passes_ma
     assert "pull_answers" in passes_made
 
 
-def test_a_total_that_was_clamped_depends_on_nothing(passes_made):
+def test_no_gradient_flows_through_a_clamped_total(passes_made):
     """Row 0 of z = (1, -3) receives with weights 1 + 1 and 1 - 3: they add up to zero, what they weigh does not."""
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -292,7 +292,7 @@ def test_queries_or_keys_of_length_zero_stay_zero(zero, passes_made):
     check({"out": results[0]["out"]}, {"out": results[1]["out"]})
 
 
-def test_norms_below_the_smallest_pass_nothing_on():
+def test_no_gradient_flows_through_a_clamped_norm():
     """‖Q‖ of about 5e-13 is taken for 1e-12, which depends on nothing."""
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -310,7 +310,7 @@ def test_norms_below_the_smallest_pass_nothing_on():
     check(*results)
 
 
-def test_a_context_is_not_passed_over(passes_made):
+def test_a_custom_context_disables_the_kernel(passes_made):
     torch.manual_seed(0)
     model = DIFFormer(3, 4, 2, num_layers=1, norm=False)
     senders, z = torch.randn(9, 4), torch.randn(5, 4)

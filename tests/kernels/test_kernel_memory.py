@@ -24,7 +24,7 @@ def model():
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"transform": False, "qk_norm": "global"}])
-def test_defaults_of_torch_do_not_matter(kind, options, monkeypatch):
+def test_torch_default_dtype_and_device_do_not_matter(kind, options, monkeypatch):
     """A kernel that wrote float32 to room for bfloat16 would write to the memory of others."""
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     layer, z = DIFFormerConv(24, 24, **options), torch.randn(100, 24)
@@ -40,7 +40,7 @@ def test_defaults_of_torch_do_not_matter(kind, options, monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
-def test_parameters_and_states_may_lie_anywhere(monkeypatch, model):
+def test_non_contiguous_parameters_and_states_are_accepted(monkeypatch, model):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     x = torch.randn(30, 5)
     wanted = model(x)
@@ -55,7 +55,7 @@ def test_parameters_and_states_may_lie_anywhere(monkeypatch, model):
     torch.testing.assert_close(layer(z), layer(z.resolve_neg().clone()))
 
 
-def test_sizes_that_do_not_fit_are_told_not_read(monkeypatch):
+def test_mismatched_sizes_are_refused_before_reading(monkeypatch):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     dropping = DIFFormer(5, 8, 3, dropout=0.5).train()
     with dropout_key(1, rows=torch.arange(10)), pytest.raises(ValueError, match=r"numbers has 10 .* 30 of torch.int32"):
@@ -79,7 +79,7 @@ def test_gradients_are_finished_by_the_kernels_that_began(monkeypatch, model):
 
 @pytest.mark.parametrize("rows", [1, 300, 40_000, 10**7])
 @pytest.mark.parametrize("channels", [1, 64, 128, 512])
-def test_sums_of_chunks_take_no_more_room_than_the_rows(rows, channels):
+def test_partial_sums_take_no_more_memory_than_the_rows(rows, channels):
     chunk = passes.chunk_of(rows, channels)
     chunks = -(-rows // chunk)
     assert chunk % passes.BLOCK == 0
@@ -87,7 +87,7 @@ def test_sums_of_chunks_take_no_more_room_than_the_rows(rows, channels):
     assert chunks == 1 or 2 * channels**2 * (chunks - 1) <= rows * channels
 
 
-def test_a_forked_worker_with_one_thread_goes_on():
+def test_kernels_work_in_a_forked_worker_with_one_thread():
     """As workers that load data do: threads do not live on in the child of a process."""
     code = """
 import os, signal, torch

@@ -143,7 +143,7 @@ def test_rows_without_exchange_get_no_gradient_through_their_total(tilt, calls):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * max(1.0, b.abs().max().item()))
 
 
-def test_large_graphs_and_second_derivatives_take_other_ways(calls):
+def test_large_graphs_use_another_path_and_second_derivatives_are_refused(calls):
     limit = node_module.MOST_ELEMENTS["cpu"]
     model = DIFFormer(4, 64, 3, num_layers=1).double()
     model(torch.randn(limit // 64, 4).double())

@@ -38,7 +38,7 @@ def test_masks_are_those_of_torch_to_the_bit(columns, rate, numbered):
 
 @pytest.mark.parametrize("channels", [1, 3, 33, 64, 65, 200])
 @pytest.mark.parametrize(("beta", "alpha"), [(0.0, 1.0), (1.0, 0.5), (0.3, -2.0)])
-def test_products_with_a_sparse_matrix(channels, beta, alpha, monkeypatch):
+def test_sparse_product_equals_the_reference(channels, beta, alpha, monkeypatch):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, 40, (2, 300), generator=generator)
@@ -70,18 +70,18 @@ def model():
     return DIFFormer(5, 8, 3)
 
 
-def test_kernels_are_called_at_all(forbidden, model):
+def test_kernels_are_used_for_plain_modules(forbidden, model):
     with pytest.raises(AssertionError, match="finish_rows was called"):
         model(torch.randn(30, 5))
 
 
-def test_not_inside_torch_func(forbidden, model):
+def test_kernels_are_not_used_inside_torch_func(forbidden, model):
     x = torch.randn(4, 30, 5)
     torch.vmap(model)(x)
     torch.func.grad(lambda x: model(x).sum())(x[0])
 
 
-def test_not_for_forward_mode_derivatives():
+def test_kernels_are_not_used_for_forward_mode_derivatives():
     """Tangents travel with plain tensors; a kernel would lose them without a word."""
     x = torch.zeros(1)
     assert passes.serves(10**4, 64, x)
@@ -89,7 +89,7 @@ def test_not_for_forward_mode_derivatives():
         assert not passes.serves(10**4, 64, x)
 
 
-def test_not_under_other_modes(forbidden, model):
+def test_kernels_are_not_used_under_autocast_dispatch_modes_or_double(forbidden, model):
     x = torch.randn(30, 5)
     with torch.autocast("cpu", torch.bfloat16):
         model(x)
@@ -102,22 +102,22 @@ def test_not_under_other_modes(forbidden, model):
 
 
 @pytest.mark.filterwarnings("ignore")  # tracing warns of every size that is looked at
-def test_not_when_traced(forbidden, model):
+def test_kernels_are_not_used_when_traced(forbidden, model):
     assert torch.jit.trace(model, (torch.randn(30, 5),), check_trace=False)(torch.randn(30, 5)).shape == (30, 3)
 
 
-def test_not_when_exported(forbidden, model):
+def test_kernels_are_not_used_when_exported(forbidden, model):
     program = torch.export.export(model.eval(), (torch.randn(30, 5),))
     assert program.module()(torch.randn(30, 5)).shape == (30, 3)
 
 
-def test_small_ones_are_left_to_torch(monkeypatch, model):
+def test_small_inputs_are_left_to_torch(monkeypatch, model):
     assert not passes.serves(passes.FEWEST_ELEMENTS // 64 - 1, 64)
     assert passes.serves(passes.FEWEST_ELEMENTS // 64, 64)
     assert not passes.serves(10**6, passes.LONGEST + 1)
 
 
-def test_whoever_listens_to_a_norm_hears_it(monkeypatch, model):
+def test_hooks_on_a_norm_are_called(monkeypatch, model):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     heard = []
     for norm in (model.input_norm, model.norms[1]):
@@ -129,7 +129,7 @@ def test_whoever_listens_to_a_norm_hears_it(monkeypatch, model):
     torch.testing.assert_close(out, model.decode(heard[1]))
 
 
-def test_whoever_listens_to_the_input_or_to_all_modules_hears_them(monkeypatch, model):
+def test_hooks_on_the_input_layer_and_global_hooks_are_called(monkeypatch, model):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     heard, x = [], torch.randn(30, 5)
     handle = model.input.register_forward_hook(lambda module, given, out: heard.append(module))
@@ -163,7 +163,7 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
-def test_a_map_of_another_kind_is_called(monkeypatch, model):
+def test_a_replaced_linear_map_is_called(monkeypatch, model):
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
     x, before = torch.randn(30, 5), model.input
     model.input_norm = torch.nn.Identity()

@@ -50,7 +50,7 @@ def both_ways(conv, z, source, observed, monkeypatch):
         {"num_heads": 2, "residual": False, "graph_weight": 0.0},
     ],
 )
-def test_the_short_way_of_a_step_is_the_long_one(options, diffusivity, observed, monkeypatch):
+def test_fused_step_equals_the_formula(options, diffusivity, observed, monkeypatch):
     torch.manual_seed(0)
     conv = DIFFormerConv(6, 6, diffusivity=diffusivity, **options).double()
     z, source = (0.1 * torch.randn(30, 6, dtype=torch.float64) for _ in range(2))
@@ -63,7 +63,7 @@ def test_the_short_way_of_a_step_is_the_long_one(options, diffusivity, observed,
 @pytest.mark.parametrize("qk_norm", ["row", "global"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("transform", [False, True])
-def test_many_blocks_are_one(qk_norm, tied, transform, monkeypatch):
+def test_step_in_many_blocks_equals_one_block(qk_norm, tied, transform, monkeypatch):
     monkeypatch.setattr(kernels, "CACHED", 1)
     options = {"qk_norm": qk_norm, "tied_qk": tied, "transform": transform, "source_weight": 0.3}
     conv = DIFFormerConv(6, 6, **options).double()
@@ -76,7 +76,7 @@ def test_many_blocks_are_one(qk_norm, tied, transform, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["auto", "linear", "blockwise"])
-def test_a_total_that_was_clamped_depends_on_nothing(backend):
+def test_no_gradient_flows_through_a_clamped_total(backend):
     """Row 0 of z = (1, -3) receives with weights 1 + 1 and 1 - 3: they add up to zero, what they weigh does not."""
     results = []
     for kind in (backend, "reference"):
@@ -109,7 +109,7 @@ def test_weights_of_edges_are_trained_through_a_layer():
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])
 @pytest.mark.parametrize("qk_norm", ["row", "global"])
-def test_inside_torch_func_with_a_kept_graph(diffusivity, qk_norm):
+def test_torch_func_gradients_equal_autograd(diffusivity, qk_norm):
     conv = DIFFormerConv(6, 6, diffusivity=diffusivity, qk_norm=qk_norm, transform=False).double()
     z, observed = torch.randn(30, 6, dtype=torch.float64), graph()
     found = torch.func.grad(lambda z: conv(z, observed).square().sum())(z)
@@ -124,7 +124,7 @@ def test_inside_torch_func_with_a_kept_graph(diffusivity, qk_norm):
 
 
 @pytest.mark.parametrize("qk_norm", ["row", "global", "none"])
-def test_no_rows_at_all(qk_norm):
+def test_step_accepts_zero_rows(qk_norm):
     assert DIFFormerConv(6, 6, qk_norm=qk_norm)(torch.zeros(0, 6)).shape == (0, 6)
 
 
@@ -169,7 +169,7 @@ def test_a_second_derivative_is_refused_or_right(backend):
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["a node", "a step"])
-def test_unit_rows_whose_total_was_clamped_depend_on_nothing(monkeypatch, small):
+def test_no_gradient_flows_through_the_clamped_total_of_unit_rows(monkeypatch, small):
     """All keys but one are opposite to the query: the total is below 1e-6 per sender, and not zero."""
     torch.manual_seed(0)
     conv = DIFFormerConv(2, 2).double()
@@ -191,7 +191,7 @@ def test_unit_rows_whose_total_was_clamped_depend_on_nothing(monkeypatch, small)
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7 * float(wanted.abs().max()))
 
 
-def test_norms_below_the_smallest_pass_nothing_on(monkeypatch):
+def test_no_gradient_flows_through_a_clamped_norm(monkeypatch):
     """‖Q‖ of 1e-14 is taken for 1e-12, which depends on nothing."""
     torch.manual_seed(0)
     conv = DIFFormerConv(6, 6, transform=False, qk_norm="global").double()
@@ -211,7 +211,7 @@ class Louder(Structure):
         return 2 * super().latent(*given)
 
 
-def test_contexts_of_a_user_and_weights_of_senders_are_not_passed_over():
+def test_custom_contexts_and_sender_weights_are_honoured():
     torch.manual_seed(0)
     conv = DIFFormerConv(3, 3, graph_weight=0.0, residual=False).double()
     z = torch.randn(8, 3, dtype=torch.float64)

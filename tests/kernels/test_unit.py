@@ -6,7 +6,7 @@ from difformer.kernels.rows import unit_rows
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (3, 2, 6)])
-def test_equal_to_normalize_with_its_gradients(shape):
+def test_unit_rows_equal_normalize_with_gradients(shape):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64, generator=g, requires_grad=True)
     out, expected = unit_rows(x), functional.normalize(x, dim=-1)
@@ -34,11 +34,11 @@ def test_zero_rows_stay_finite():
     torch.testing.assert_close(mine, theirs)
 
 
-def test_vmap_over_any_axis():
+def test_unit_rows_under_vmap_over_any_axis():
     x = torch.randn(4, 3, 5)
     torch.testing.assert_close(torch.vmap(unit_rows, in_dims=1)(x), unit_rows(x).transpose(0, 1))
 
 
-def test_compiled():
+def test_unit_rows_under_torch_compile():
     x = torch.randn(4, 3)
     torch.testing.assert_close(torch.compile(unit_rows, backend="eager", fullgraph=True)(x), unit_rows(x))

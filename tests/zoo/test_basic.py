@@ -19,7 +19,7 @@ def random_graph(nodes=20, edges=50, seed=0):
 
 
 @pytest.mark.parametrize(("steps", "alpha"), [(1, 0.5), (50, 0.9), (7, 1.0)])
-def test_label_propagation_is_pygs(steps, alpha):
+def test_label_propagation_equals_pyg(steps, alpha):
     from torch_geometric.nn import LabelPropagation
 
     edge_index, y = random_graph(), torch.arange(20) % 4
@@ -42,7 +42,7 @@ def test_harmonic_labels_solve_the_dirichlet_problem():
     torch.testing.assert_close(found[:, 1], torch.linspace(0, 1, 11), rtol=0, atol=1e-4)
 
 
-def test_several_labels_propagate_each_by_itself():
+def test_multilabel_columns_propagate_independently():
     edge_index, train = random_graph(), torch.arange(0, 20, 2)
     y = (torch.rand(20, 3, generator=torch.Generator().manual_seed(1)) > 0.5).float()
     many = zoo.build("lp", 6, 3)
@@ -55,7 +55,7 @@ def test_several_labels_propagate_each_by_itself():
         torch.testing.assert_close(found[:, column], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_test_labels_do_not_reach_label_propagation():
+def test_label_propagation_never_sees_test_labels():
     edge_index, y, train = random_graph(), torch.arange(20) % 4, torch.arange(6)
     outputs = []
     for labels in (y, torch.where(torch.arange(20) < 6, y, 3 - y)):
@@ -65,7 +65,7 @@ def test_test_labels_do_not_reach_label_propagation():
     assert torch.equal(*outputs)
 
 
-def test_what_label_propagation_cannot_do_it_says():
+def test_label_propagation_refuses_wrong_labels():
     model = zoo.build("lp", 6, 1)
     with pytest.raises(ValueError, match="needs class numbers"):
         model.observe(torch.randn(20), torch.arange(5))
@@ -131,7 +131,7 @@ def test_a_penalty_makes_outputs_smooth():
     assert found[1] < 0.2 * found[0]
 
 
-def test_label_spreading_is_scikit_learns():
+def test_label_spreading_equals_scikit_learn():
     from sklearn.datasets import load_iris
     from sklearn.semi_supervised import LabelSpreading
 

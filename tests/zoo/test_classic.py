@@ -96,7 +96,7 @@ def test_residual_norm_and_jumping_change_nothing_else(name):
     torch.testing.assert_close(made(name, jumping=True, **once)(x, edges), made(name, **once)(x, edges))
 
 
-def test_true_and_false_still_name_norms():
+def test_norm_accepts_true_and_false():
     assert isinstance(zoo.build("mlp", 6, 3, norm=True).norms[0], torch.nn.LayerNorm)
     assert isinstance(zoo.build("mlp", 6, 3, norm=False).norms[0], torch.nn.Identity)
     assert isinstance(zoo.build("mlp", 6, 3, norm="batch").norms[0], torch.nn.BatchNorm1d)

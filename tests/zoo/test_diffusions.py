@@ -188,7 +188,7 @@ WAYS = {
 @pytest.mark.parametrize("large", [False, True], ids=["closed", "blocks"])
 @pytest.mark.parametrize("directed", [False, True], ids=["both", "one-way"])
 @pytest.mark.parametrize("way", WAYS)
-def test_gdcs_matrix_is_the_closed_form(way, directed, large, monkeypatch):
+def test_gdc_matrix_equals_the_closed_form(way, directed, large, monkeypatch):
     if large:  # what a graph too large for an N × N matrix goes through, in several blocks
         monkeypatch.setattr(graph_diffusion, "DENSE", 0)
         monkeypatch.setattr(graph_diffusion, "BLOCK_ENTRIES", 140)

@@ -30,7 +30,7 @@ def test_edge_attention_network_is_the_diffusion(source):
     torch.testing.assert_close(model.embed(x, edge_index), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_edge_attention_takes_a_map_a_step():
+def test_edge_attention_has_one_map_per_step():
     x, edge_index = problem()
     torch.manual_seed(0)
     model = zoo.build("diffusion-edge-attention", 6, 3, hidden_channels=8, num_layers=2, norm=False).eval()
@@ -53,7 +53,7 @@ def test_all_pair_networks_are_the_diffusion(name, source):
     torch.testing.assert_close(model.embed(x), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_couplings_are_what_their_names_say():
+def test_couplings_match_their_names():
     x, edge_index = problem()
     z = made("diffusion-identity").input(x).relu()
     torch.testing.assert_close(made("diffusion-identity").embed(x), z)

@@ -85,7 +85,7 @@ def test_fsgnn_has_exactly_its_feature_set():
 
 
 @pytest.mark.parametrize(("gamma", "beta1", "beta2"), [(0.3, 1.0, 2.0), (0.0, 0.5, 0.0), (0.8, 0.0, 3.0)])
-def test_glognns_coefficients_solve_their_own_problem(gamma, beta1, beta2):
+def test_glognn_coefficients_minimise_their_objective(gamma, beta1, beta2):
     g = torch.Generator().manual_seed(0)
     h, h0 = (torch.randn(24, 5, generator=g, dtype=torch.float64) for _ in range(2))
     graph = Graph(some_edges(), 24).with_self_loops()
@@ -183,7 +183,7 @@ def test_cpgnn_propagates_beliefs_as_defined():
     torch.testing.assert_close(model.penalty(), model.compatibility.sum(1).abs().sum())
 
 
-def test_cpgnn_trains_its_perceptron_along():
+def test_cpgnn_also_trains_its_perceptron():
     torch.manual_seed(0)
     options = {"pretraining": 1, "prior_loss": 0.7, "centring": 0.3, "dropout": 0.0}
     model, x, edges = zoo.build("cpgnn", 6, 3, **options).train(), points(), some_edges()
@@ -201,7 +201,7 @@ def test_cpgnn_trains_its_perceptron_along():
     torch.testing.assert_close(model.penalty(), 0.7 * own + 0.3 * found.sum(1).abs().sum())
 
 
-def test_cpgnn_says_what_it_needs():
+def test_cpgnn_refuses_missing_labels_and_batches():
     model, x, edges = zoo.build("cpgnn", 6, 3, pretraining=0).train(), points(), some_edges()
     with pytest.raises(ValueError, match=r"call observe\(y, train_index\) before training"):
         model(x, edges)

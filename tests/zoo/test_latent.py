@@ -98,7 +98,7 @@ def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
     assert search(x[order], Segments(batch.batch.flip(0))).num_nodes == 12
 
 
-def test_what_was_searched_is_neither_copied_nor_saved():
+def test_neighbour_cache_is_neither_copied_nor_saved():
     model, x = made("gcn-knn"), points()
     out = model(x)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -284,7 +284,7 @@ def test_lds_raises_the_probability_of_planted_edges():
     assert torch.equal(model.theta, model.theta.T)
 
 
-def test_lds_keeps_to_its_nodes():
+def test_lds_accepts_its_own_and_new_nodes_and_refuses_others():
     task = load("sbm", num_nodes=40, num_classes=2, num_features=6)
     config = TrainConfig(model="lds", options={"hidden_channels": 8}, epochs=3)
     record = train_one(task, 0, config, 0, "cpu")
@@ -321,7 +321,7 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
 @pytest.mark.parametrize(
     ("machine", "said"), [(8, "; do less, or take device='cpu', where 8.0 GiB"), (3, "; do less$")]
 )
-def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, monkeypatch):
+def test_cpu_is_suggested_when_its_memory_suffices(machine, said, monkeypatch):
     from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30 * (machine if device.type == "cpu" else 1))

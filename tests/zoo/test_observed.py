@@ -74,14 +74,14 @@ def test_gat_is_a_stack_of_pyg_layers(layers, heads, last):
     close(model(x, edge_index), z)
 
 
-def test_gats_heads_must_fit():
+def test_gat_heads_must_divide_the_channels():
     with pytest.raises(ValueError, match="num_heads must divide hidden_channels = 8, got 3"):
         made("gat", num_heads=3)
     assert zoo.build("gat", 6, 3, hidden_channels=4).heads == 4  # a narrow model has fewer heads, not an error
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_sgc_is_pygs(weighted):
+def test_sgc_equals_pyg(weighted):
     from torch_geometric.nn import SGConv
 
     model = made("sgc", num_layers=3)
@@ -94,7 +94,7 @@ def test_sgc_is_pygs(weighted):
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
-def test_gins_layers_are_pygs(eps):
+def test_gin_layers_equal_pyg(eps):
     from torch_geometric.nn import GINConv
 
     model = made("gin", num_layers=2, eps=eps, learn_eps=True, norm="batch")
@@ -111,7 +111,7 @@ def test_gins_layers_are_pygs(eps):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_appnp_propagates_as_pygs(weighted):
+def test_appnp_equals_pyg(weighted):
     from torch_geometric.nn import APPNP
 
     model = made("appnp", num_layers=7, alpha=0.2)
@@ -129,7 +129,7 @@ def test_appnp_propagates_as_pygs(weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gcniis_layers_are_pygs(weighted):
+def test_gcnii_layers_equal_pyg(weighted):
     from torch_geometric.nn import GCN2Conv
 
     model = made("gcnii", num_layers=4, alpha=0.3, theta=0.7)
@@ -200,7 +200,7 @@ def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["gathered", "sorted"])
-def test_numbers_of_nodes_go_to_edges_and_back(keep):
+def test_node_values_are_gathered_to_edges_with_gradients(keep):
     edge_index = problem(nodes=6, edges=12)[1]
     graph = Graph(torch.cat([edge_index, edge_index[:, :3]], 1), 7, keep=keep)  # the last node has no edges
     x, y = (torch.randn(7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -276,7 +276,7 @@ def test_estimated_memory_of_attention_is_within_a_factor_of_two(name, options, 
     assert expected / 2 < saved_bytes(lambda: model(x, graph)) < expected
 
 
-def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
+def test_models_that_do_not_fit_in_memory_are_refused(monkeypatch):
     from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)

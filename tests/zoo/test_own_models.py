@@ -101,7 +101,7 @@ def test_a_registered_model_is_one_of_the_catalogue(names):
         ("mine", nn.Linear, "must be built as Linear.*its signature is"),
     ],
 )
-def test_what_cannot_be_registered_is_explained(names, name, model, complaint):
+def test_invalid_registrations_are_explained(names, name, model, complaint):
     if model is nn.Linear:
 
         class Wrong(nn.Module):
@@ -115,7 +115,7 @@ def test_what_cannot_be_registered_is_explained(names, name, model, complaint):
         difformer.register_model("mine", Mean, kinds=("trees",))
 
 
-def test_a_class_can_stand_in_a_configuration(names, sandwich, tmp_path):
+def test_a_configuration_accepts_a_class(names, sandwich, tmp_path):
     import picnic
 
     config = TrainConfig(model=picnic.Sandwich, options={"slices": 2}, epochs=2)
@@ -134,7 +134,7 @@ def test_a_class_can_stand_in_a_configuration(names, sandwich, tmp_path):
     assert name_of(difformer.DIFFormer) == "difformer"
 
 
-def test_a_plain_model_is_given_what_its_signature_names():
+def test_a_plain_model_gets_the_arguments_its_signature_names():
     seen = {}
 
     class Curious(nn.Module):

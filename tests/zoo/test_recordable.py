@@ -70,7 +70,7 @@ CASES = [(name, change) for name in STACKABLE for change in (with_sparse_feature
     [case for case in CASES if case[1] is with_sparse_features or not zoo.MODELS[case[0]].needs_graph],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_an_epoch_of_a_stack_waits_for_nothing(name, change):
+def test_a_stacked_epoch_does_not_synchronise(name, change):
     options = {"dropout": 0.2} if "dropout" in zoo.options_of(name) else {}
     config = TrainConfig(model=name, epochs=4, options=options)
     runs = [Run(seed, 0, config) for seed in range(2)]
@@ -85,7 +85,7 @@ def test_an_epoch_of_a_stack_waits_for_nothing(name, change):
 
 @pytest.mark.parametrize("name", RECORDABLE)
 @pytest.mark.parametrize("kind", ["classes", "columns", "numbers"])
-def test_metrics_of_recorded_evaluations_wait_for_nothing(name, kind):
+def test_recorded_metrics_do_not_synchronise(name, kind):
     problem = {"classes": "multiclass", "columns": "multilabel", "numbers": "regression"}[kind]
     if problem not in METRICS[name].problems:
         pytest.skip("not for this problem")
@@ -101,7 +101,7 @@ def test_metrics_of_recorded_evaluations_wait_for_nothing(name, kind):
     assert not watch.waited
 
 
-def test_the_watch_sees_what_waits():
+def test_synchronisation_detector_notices_synchronisation():
     x = torch.arange(4.0)
     with Watch() as watch:
         float(x.sum()), x.nonzero(), x[x > 1], torch.tensor([1.0]), x.long().bincount()
@@ -111,7 +111,7 @@ def test_the_watch_sees_what_waits():
     }  # fmt: skip
 
 
-def test_a_count_is_known_without_asking_the_device():
+def test_counts_do_not_synchronise_with_the_device():
     passes, count = Passes(), torch.zeros((), dtype=torch.long)
     assert passes.of(count) == 0
     with Watch() as watch:
@@ -134,7 +134,7 @@ def test_a_count_is_known_without_asking_the_device():
 
 
 @pytest.mark.parametrize(("name", "option"), [("polynormer", "local_passes"), ("cpgnn", "pretraining")])
-def test_phases_follow_what_is_loaded(name, option):
+def test_training_phase_is_restored_from_the_state(name, option):
     task = nodes_task()
     torch.manual_seed(0)
     model = zoo.build(name, 6, 3, hidden_channels=8, dropout=0.0, **{option: 3}).train()
@@ -150,7 +150,7 @@ def test_phases_follow_what_is_loaded(name, option):
         torch.testing.assert_close(copy(task.x, task.edge_index), later, rtol=1e-4, atol=1e-5)
 
 
-def test_self_loops_alone_are_made_once():
+def test_self_loops_are_built_once():
     first, second = (self_loops(7) for _ in range(2))
     assert first is second
     assert torch.equal(first.edge_index, torch.arange(7).expand(2, 7))

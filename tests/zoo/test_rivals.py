@@ -33,7 +33,7 @@ def gcn_matrix(edges, nodes=24):
 
 
 @pytest.mark.parametrize(("layers", "edge_layers", "feature_layers"), [(1, 1, 1), (2, 1, 2), (3, 2, 1)])
-def test_linkx_is_pygs(layers, edge_layers, feature_layers):
+def test_linkx_equals_pyg(layers, edge_layers, feature_layers):
     from torch_geometric.nn import LINKX
 
     sizes = {"num_layers": layers, "edge_layers": edge_layers, "feature_layers": feature_layers}

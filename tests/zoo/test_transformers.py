@@ -96,7 +96,7 @@ def test_projections_are_gaussian_by_direction_and_length():
     assert float(omega.mean()) == pytest.approx(0, abs=5 / omega.numel() ** 0.5)
 
 
-def test_orthonormal_rows_are_those_of_gram_and_schmidt():
+def test_orthonormal_rows_equal_gram_schmidt():
     a = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q, r = torch.linalg.qr(a.mT)
     expected = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT
@@ -295,7 +295,7 @@ def test_the_edge_loss_is_least_where_attention_meets_the_edges():
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_hops_are_those_of_scipy(directed, monkeypatch):
+def test_hops_equal_scipy(directed, monkeypatch):
     from difformer.zoo import structure_encodings
 
     monkeypatch.setattr(structure_encodings, "ENTRIES", 100)  # a few columns at a time
@@ -311,7 +311,7 @@ def test_hops_are_those_of_scipy(directed, monkeypatch):
     assert torch.equal(twice, found.repeat(2, 1))
 
 
-def test_walks_come_back_as_often_as_powers_of_the_walk_matrix_say():
+def test_return_probabilities_equal_powers_of_the_walk_matrix():
     edges = some_edges()
     weight = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(0)) + 0.1
     a = torch.zeros(24, 24)
@@ -380,7 +380,7 @@ def test_row_normalised_features_outweigh_biases_and_degrees():
     assert features.std(0).mean() > 10 * degrees.std(0).mean()
 
 
-def test_graphormer_follows_a_change_of_order():
+def test_graphormer_is_permutation_equivariant():
     model, x, edges = made("graphormer"), points(), some_edges()
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     place = torch.argsort(order)
@@ -544,7 +544,7 @@ def test_polynormer_drops_where_its_authors_do(monkeypatch):
     assert calls == [0.1, *[0.4] * (1 + 3 + 2)]
 
 
-def test_polynormer_goes_from_local_to_global():
+def test_polynormer_switches_from_local_to_global_layers():
     model, x, edges = made("polynormer", local_passes=2, dropout=0.0, input_dropout=0.0), points(), some_edges()
     alone = model(x, edges)
     torch.testing.assert_close(alone, model.local_output(model.embed(x, edges)))

@@ -165,7 +165,7 @@ def test_a_run_predicts_and_embeds(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_what_a_model_cannot_serve_it_says(name):
+def test_unsupported_tasks_are_refused(name):
     for task in (nodes_task(), series_task(), graphs_task()):
         if task.kind in zoo.MODELS[name].kinds:
             build_model(task, TrainConfig(model=name))
@@ -176,7 +176,7 @@ def test_what_a_model_cannot_serve_it_says(name):
 
 @pytest.mark.parametrize("name", STACKABLE)
 @pytest.mark.parametrize("task", [nodes_task(), series_task()], ids=["nodes", "series"])
-def test_stacked_runs_are_the_single_ones(name, task):
+def test_stacked_runs_equal_single_runs(name, task):
     if task.kind not in zoo.MODELS[name].kinds:
         pytest.skip(f"{name} does not serve {task.kind}")
     config = TrainConfig(model=name, epochs=3, learning_rate=0.01, weight_decay=0.01)
@@ -259,7 +259,7 @@ def test_every_system_trains_in_reduced_precision(name):
             assert stacked.loss == pytest.approx(alone.loss, rel=0.05)
 
 
-def test_dropouts_of_features_count_whatever_their_rate_and_layout():
+def test_feature_dropout_draws_one_mask_for_any_rate_and_layout():
     layer = torch.nn.Linear(6, 2)
     for x in (nodes_task().x, nodes_task().x.relu().to_sparse_csr()):
         for rate in (0.0, 0.5):

@@ -27,10 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _one_option_per_model(words: list[str]) -> list[str]:
     """``--models gcn gat`` as ``--models gcn --models gat``, which is how the parser takes several values."""
     found: list[str] = []
-    naming = False
     for word in words:
-        if naming and not word.startswith("-") and found[-1] != "--models":
+        if found[-2:-1] == ["--models"] and not word.startswith("-"):
             found.append("--models")
-        naming = word == "--models" or (naming and not word.startswith("-"))
         found.append(word)
     return found

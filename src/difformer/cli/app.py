@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from importlib import import_module
+from itertools import chain
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from difformer.cli.certify import certify
-from difformer.cli.compare import compare
-from difformer.cli.datasets import datasets
-from difformer.cli.demo import demo
-from difformer.cli.embed import embed
-from difformer.cli.evaluate import energy, evaluate
-from difformer.cli.explain import explain
-from difformer.cli.fit import fit
-from difformer.cli.models import models
+from difformer.cli.options import option
 from difformer.cli.output import printable
-from difformer.cli.partition import partition
-from difformer.cli.predict import predict
-from difformer.cli.report import report
-from difformer.cli.reproduce import reproduce
-from difformer.cli.tune import tune
 
 START = """\
 difformer learns from rows that influence each other: graphs, tables with links, series and sets.
@@ -35,29 +24,11 @@ difformer learns from rows that influence each other: graphs, tables with links,
 `difformer --help` lists all commands, `difformer COMMAND --help` explains one.
 """
 
-# Commands by heading, each with an example.
-COMMANDS: dict[str, dict[Callable[..., None], str]] = {
-    "Train and predict": {
-        fit: "difformer fit cora --preset best --seeds 5",
-        predict: "difformer predict runs/my-run --features new.csv --out predictions.csv",
-        evaluate: "difformer evaluate runs/my-run",
-        embed: "difformer embed runs/my-run --out states.npz",
-        tune: "difformer tune cora --trials 64",
-        partition: "difformer partition cora --parts 4 --out parts",
-    },
-    "Look at a run": {
-        report: "difformer report runs/my-run --open",
-        explain: "difformer explain runs/my-run --node 17",
-        compare: "difformer compare runs/first runs/second",
-        energy: "difformer energy runs/my-run",
-    },
-    "Look around": {
-        demo: "difformer demo",
-        datasets: "difformer datasets cora",
-        models: "difformer models difformer-s",
-        certify: "difformer certify cora --diffusivity sigmoid",
-        reproduce: "difformer reproduce citation --quick",
-    },
+# Commands by heading; each is the function of the module of its name.
+COMMANDS = {
+    "Train and predict": ("fit", "predict", "evaluate", "embed", "tune", "partition"),
+    "Look at a run": ("report", "explain", "compare", "energy"),
+    "Look around": ("demo", "datasets", "models", "certify", "reproduce"),
 }
 
 # What a value is called in help, by the name of its type.
@@ -67,19 +38,13 @@ KINDS = {"path": "PATH", "int": "N", "float": "NUMBER", "str": "NAME"}
 class _Command(TyperCommand):
     """A command whose help groups options under headings, as plain text: no time is spent on drawing boxes."""
 
-    def get_params(self, ctx: Any) -> Any:
-        found = super().get_params(ctx)
-        for one in found:
-            if one.param_type_name == "argument":
-                one.metavar = one.metavar or one.name.upper()
-        return found
-
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        parameters: Any = self.get_params(ctx)
+        for parameter in parameters:
             if (record := parameter.get_help_record(ctx)) is None:
                 continue
             word, _, kind = record[0].partition(" <")  # typer writes the type as <list[str]>
@@ -98,9 +63,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, group in COMMANDS.items():
-            named = [(one.__name__, self.get_command(ctx, one.__name__)) for one in group]
             with formatter.section(heading):
-                formatter.write_dl([(name, one.get_short_help_str(formatter.width - 16)) for name, one in named if one])
+                width = formatter.width - 16
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in group])
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _helpful():
@@ -156,27 +121,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for _heading, _group in COMMANDS.items():
-    for _function, _example in _group.items():
-        app.command(cls=_Command, epilog=f"\b\nExample: {_example}")(_function)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from difformer import __version__
-
-        print(f"difformer {__version__}")
-        raise typer.Exit
+for _name in chain.from_iterable(COMMANDS.values()):
+    _function = getattr(import_module(f"difformer.cli.{_name}"), _name)
+    app.command(cls=_Command, epilog=f"\b\nExample: {_function.example}")(_function)
 
 
 @app.callback()
 def _options(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; with any command.")] = False,
+    version: bool = option("Show the version.", False, "--version"),
+    debug: bool = option("Show the traceback of an error; with any command.", False, "--debug"),
 ) -> None:
     """Options before the command; `--debug` is removed from the words before they reach this function."""
+    if version:
+        from difformer import __version__
+
+        print(f"difformer {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(START, end="")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from difformer.cli.command import CHECK_FAILED, command
-from difformer.cli.inputs import Data, takes_data
-from difformer.cli.options import Json, option
+from difformer.cli.inputs import Data, load
+from difformer.cli.options import option
 from difformer.cli.output import Output
 
 if TYPE_CHECKING:
@@ -21,18 +21,15 @@ if TYPE_CHECKING:
 DEFAULT_DATASET = "sbm"
 
 
-@command
-@takes_data
+@command("difformer certify cora --diffusivity sigmoid")
 def certify(
     data: Data,
-    diffusivity: Annotated[
-        str, option("simple, sigmoid, softmax, gaussian, constant …, or package.module:name.", default=True)
-    ] = "simple",
-    step_size: Annotated[float, option("Step size of the diffusion.", default=True)] = 0.5,
-    steps: Annotated[int, option("Number of steps.", low=1, default=True)] = 6,
-    source_weight: Annotated[float, option("Weight of the source term.", default=True)] = 0.1,
-    nodes: Annotated[int, option("Largest number of nodes; more are sampled.", low=2, default=True)] = 500,
-    as_json: Json = False,
+    output: Output,
+    diffusivity: str = option("simple, sigmoid, softmax, gaussian, constant …, or package.module:name.", "simple"),
+    step_size: float = option("Step size of the diffusion.", 0.5),
+    steps: int = option("Number of steps.", 6, low=1),
+    source_weight: float = option("Weight of the source term.", 0.1),
+    nodes: int = option("Largest number of nodes; more are sampled.", 500, low=2),
 ) -> None:
     """Check the theorems on data.
 
@@ -42,12 +39,9 @@ def certify(
     from difformer.diffusion import certify as run_all
     from difformer.diffusion.certificates import certificate_summary
 
-    output = Output(as_json)
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)
-    task = data.source().load()
-    task.check_finite()
-    states, graph, said = _states(task, nodes)
+    states, graph, said = _states(load(data.source()), nodes)
     output.say(said)
     found = run_all(
         states, graph, diffusivity=diffusivity, step_size=step_size, steps=steps, source_weight=source_weight

@@ -6,7 +6,6 @@ exit code 2. Any other exception is a bug and keeps its traceback, so that it ca
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -14,12 +13,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.models import ArgumentInfo
 
-from difformer.cli.output import Output, printable
+from difformer.cli.options import file_options
+from difformer.cli.output import printable
 from difformer.distributed import rank
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 
@@ -36,7 +38,6 @@ _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_colu
 
 _debug = False
 _takes_data = True  # whether the command that runs has the option --data
-Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
@@ -48,46 +49,78 @@ def take_debug_flag(arguments: Sequence[str]) -> list[str]:
     return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
 
 
-def command(function: Function) -> Function:
-    """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130."""
-    takes_data = "data" in inspect.signature(function).parameters
+def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130.
 
-    @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> None:
-        global _takes_data
-        _takes_data = takes_data
-        warnings.showwarning = _show_warning  # type: ignore[assignment]
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
-        try:
-            function(*args, **kwargs)
-            sys.stdout.flush()  # here, where a closed pipe can be handled
-        except KeyboardInterrupt as error:
-            print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of our output has gone (`difformer datasets | head`).
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except Exception as error:
-            if not isinstance(error, EXPECTED) and not out_of_memory(error):
-                print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
-                raise
-            if _debug:
-                traceback.print_exc()
-            print(f"error: {printable(explain(error))}", file=sys.stderr)
-            raise typer.Exit(USER_ERROR) from None
-        finally:
-            _takes_data = True
+    A parameter that is a dataclass of options, such as `Output` or `Data`, adds its fields to the command. Help ends
+    with the example.
+    """
 
-    return run  # type: ignore[return-value]
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        declared = inspect.signature(function, eval_str=True).parameters
+        groups: dict[str, Any] = {
+            name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)
+        }
+        own = [parameter for name, parameter in declared.items() if name not in groups]
+        parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+        parameters.sort(key=lambda one: not isinstance(one.default, ArgumentInfo))
+
+        def run(**given: Any) -> None:
+            with _explained(takes_data="data" in given):
+                for name, group in groups.items():
+                    given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+                function(**given)
+
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        vars(run).update(__signature__=inspect.Signature(parameters), example=example)
+        return run
+
+    return decorate
 
 
 @contextmanager
-def joined(device: str, output: Output) -> Iterator[Ranks]:
-    """The group of processes that torchrun started; ranks other than the first print nothing that rank 0 prints."""
+def _explained(takes_data: bool) -> Iterator[None]:
+    """Errors as one message and an exit code, warnings as one line."""
+    global _takes_data
+    _takes_data = takes_data
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+    try:
+        yield
+        sys.stdout.flush()  # here, where a closed pipe can be handled
+    except KeyboardInterrupt as error:
+        print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output has gone (`difformer datasets | head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except typer.Exit:  # a check failed, or another rank has said what is wrong
+        raise
+    except Exception as error:
+        if not isinstance(error, EXPECTED) and not out_of_memory(error):
+            print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
+            raise
+        if _debug:
+            traceback.print_exc()
+        print(f"error: {printable(explain(error))}", file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    finally:
+        _takes_data = True
+
+
+def _members(group: Any) -> list[inspect.Parameter]:
+    """The options of a group, with their types."""
+    typed = inspect.signature(group, eval_str=True).parameters
+    return [typed[one.name].replace(default=one.metadata["option"]) for one in fields(group)]
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """The group of processes that torchrun started; ranks other than the first do not repeat errors of rank 0."""
     from difformer.distributed.process_group import join
 
-    silence(output)
     try:
         with join(device) as ranks:
             yield ranks
@@ -99,12 +132,6 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
         if rank() > 0 and getattr(error, "of_rank_0", False):
             raise typer.Exit(USER_ERROR) from None
         raise
-
-
-def silence(output: Output) -> None:
-    """Prints nothing on any rank but the first."""
-    if rank() > 0:
-        output.as_json, output.out.quiet, output.err.quiet = False, True, True
 
 
 @contextmanager
@@ -123,10 +150,8 @@ def _saved(error: KeyboardInterrupt) -> str:
     saved, begun = getattr(error, "folder", ""), getattr(error, "begun", "")
     said = "; the state was saved. Resume with" if saved else " at once. Resume from the last checkpoint with"
     if saved and "no checkpoints" in getattr(error, "kept", ""):
-        said = (
-            "; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
-        )
-        said += "epoch with"
+        said = "; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first"
+        said += " epoch with"
     return f"{said}: difformer fit --resume {saved or begun}" if saved or begun else ""
 
 
@@ -148,7 +173,7 @@ def with_options(text: str, argument: str | None = None) -> str:
     """A message with the options that it speaks of: ``pass header=true (--data header=…)``."""
     named = [] if argument is None else [argument]
     if _takes_data and "--" not in text:
-        named += [name for name in _file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
+        named += [name for name in file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
     typed = dict.fromkeys(filter(None, map(spelled, named)))
     missing = [option for option in typed if option.rstrip("…").removesuffix(" FILE") not in text]
     return f"{text} ({', '.join(missing)})" if missing else text
@@ -160,15 +185,9 @@ def spelled(argument: str) -> str:
         return _SPELLED[argument]
     from difformer.training.config import TrainConfig
 
-    if argument in _file_options():
+    if argument in file_options():
         return f"--data {argument}=…" if _takes_data else ""
     return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""
-
-
-def _file_options() -> list[str]:
-    from difformer.data import from_files
-
-    return list(inspect.signature(from_files).parameters)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from difformer.cli.command import command
-from difformer.cli.options import Json, argument
+from difformer.cli.options import argument
 from difformer.cli.output import Output, clock_time, mean_and_deviation, shown
 
 PARTS = ("train", "valid", "test")
 
 
-@command
+@command("difformer compare runs/first runs/second")
 def compare(
-    runs: Annotated[list[Path], argument("Two or more run folders of the same task.", metavar="RUN")],
-    as_json: Json = False,
+    output: Output, runs: list[Path] = argument("Two or more run folders of the same task.", ..., metavar="RUN")
 ) -> None:
     """Compare runs, with a paired test.
 
@@ -26,7 +24,6 @@ def compare(
     """
     from difformer.report import compare_runs
 
-    output = Output(as_json)
     found = compare_runs(runs)
     sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]
     output.json({**asdict(found), "sides": sides})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command
 from difformer.cli.description import meanings
-from difformer.cli.options import Json, argument, dataset_names, option
+from difformer.cli.options import argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _SHORT = {
 }
 
 
-@command
+@command("difformer datasets cora")
 def datasets(
-    name: Annotated[
-        str | None, argument("A data set, to see its protocols and options.", complete=dataset_names)
-    ] = None,
-    root: Annotated[Path | None, option("Folder to search for files first.")] = None,
-    as_json: Json = False,
+    output: Output,
+    name: str | None = argument(
+        "A data set, to see its protocols and options.", metavar="NAME", autocompletion=dataset_names
+    ),
+    root: Path | None = option("Folder to search for files first."),
 ) -> None:
     """List the data sets, or show one.
 
@@ -44,7 +44,6 @@ def datasets(
     from difformer.data.catalogue import entry
     from difformer.data.lookup import list_datasets
 
-    output = Output(as_json)
     if name is not None:
         _one(entry(name), root, output)
         return

@@ -1,10 +1,6 @@
 """``difformer demo``: what the package does, in about a minute, on data that need no download.
 
-1,797 handwritten digits with ten labels per class. Six systems learn from them: without structure (perceptron), over
-nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper, and a sharp form that selects
-near pairs), and over neighbours and near pairs together (DIFFormer). Pixels are taken as they are. The settings are the
-presets ``best``, each the best of 40 trials on validation data, by the command that the preset names. The last run is
-kept in a folder, and the demo ends with its report.
+The settings are the presets ``best``, each the best of 40 trials on validation data. Pixels are not standardised.
 """
 
 from __future__ import annotations
@@ -12,10 +8,10 @@ from __future__ import annotations
 import time
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from difformer.cli.command import command
-from difformer.cli.options import Device, Json, option
+from difformer.cli.options import DEVICE, option
 from difformer.cli.output import Output, clock_time, counted
 
 DATASET = "digits"
@@ -31,13 +27,13 @@ SYSTEMS = {  # model: what it is called here, and the structure that it uses
 KEPT = "difformer"
 
 
-@command
+@command("difformer demo")
 def demo(
-    splits: Annotated[int, option("Random splits, one run each.", low=1, default=True)] = 3,
-    out: Annotated[Path | None, option("Folder of the run that is kept; runs/demo by default.")] = None,
-    open_it: Annotated[bool, option("Open the report in the browser.", "--open/--no-open")] = True,
-    device: Device = "auto",
-    as_json: Json = False,
+    output: Output,
+    splits: int = option("Random splits, one run each.", 3, low=1),
+    out: Path | None = option("Folder of the run that is kept; runs/demo by default."),
+    open_it: bool | None = option("Open the report in the browser.", None, "--open/--no-open"),
+    device: str = DEVICE,
 ) -> None:
     """Compare six models on handwritten digits.
 
@@ -48,7 +44,6 @@ def demo(
     from difformer.training.config import make_config
     from difformer.training.run_folder import check_free
 
-    output = Output(as_json)
     folder = _new_folder() if out is None else out
     check_free(folder)
     started = time.monotonic()
@@ -82,7 +77,7 @@ def demo(
     output.say(f"Run folder of the last model: {folder}")
     if report is not None:
         output.say(f"Report: {report}")
-        if open_it and output.out.is_terminal:
+        if open_it is not False and output.out.is_terminal:
             import webbrowser
 
             webbrowser.open(report.resolve().as_uri())

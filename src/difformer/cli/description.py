@@ -143,22 +143,17 @@ def meanings(documented: Callable[..., Any]) -> dict[str, str]:
     """
     explained: dict[str, str] = {}
     for one in reversed(documented.__mro__) if isinstance(documented, type) else (documented,):
-        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
-        name = ""
-        for line in lines[lines.index("Args:") + 1 :] if "Args:" in lines else ():
-            if not line.startswith(" "):
-                break
-            entry = re.match(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.*)$", line)
-            if entry is not None:
-                name, explained[entry[1]] = entry[1], entry[2]
-            elif name:
-                explained[name] += f" {line.strip()}"
-    plain = (re.sub(r"``\"?([^`]*?)\"?``", r"\1", text).replace("`", "") for text in explained.values())
-    return dict(zip(explained, plain, strict=True))
+        section = re.split(r"\n(?=\S)", inspect.cleandoc(one.__doc__ or "").partition("\nArgs:\n")[2])[0]
+        for name, text in re.findall(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", section, re.MULTILINE):
+            plain = re.sub(r"``\"?([^`]*?)\"?``", r"\1", " ".join(text.split()))
+            explained[name] = plain.replace("`", "")
+    return explained
 
 
-def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
-    """The table of seeds, the result in one line, notes, and the run folder."""
+def report_results(found: Summary | tuple[Summary, Sent], output: Output, about: Mapping[str, Any]) -> None:
+    """The table of seeds, the result in one line, notes, the run folder, and what ranks sent each other."""
+    summary, sent = found if isinstance(found, tuple) else (found, None)
+    about = about if sent is None else {**about, "sent": vars(sent)}
     output.json({**about, **summary.to_dict(), "notes": list(summary.notes), "run": summary.folder})
     parts = ("train", "valid", "test")
     rows = []
@@ -174,6 +169,8 @@ def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -
         output.say(f"settings: preset {about['preset']}{', with ' * bool(changed)}{changed}")
     if summary.folder is not None:
         output.say(f"run folder: {summary.folder}")
+    if sent is not None:
+        output.say(describe_sent(sent))
 
 
 def headline(summary: Summary) -> str:

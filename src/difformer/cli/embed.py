@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from difformer.cli.command import command
-from difformer.cli.inputs import new_rows
-from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
+from difformer.cli.inputs import NewRows
+from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
 
 
-@command
+@command("difformer embed runs/my-run --out states.npz")
 def embed(
-    run: Run,
-    out: Annotated[Path | None, option("File for the states, .npz or .csv; RUN/embeddings.npz by default.")] = None,
-    features: NewFeatures = None,
-    edges: NewEdges = None,
-    seed: Seed = None,
-    force: Force = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    new: NewRows,
+    output: Output,
+    run: Path = RUN,
+    out: Path | None = option("File for the states, .npz or .csv; RUN/embeddings.npz by default."),
+    seed: int | None = SEED,
+    force: bool = FORCE,
+    device: str = DEVICE,
 ) -> None:
     """Write the final state of every instance.
 
@@ -31,18 +30,14 @@ def embed(
     from difformer.training.run_folder import RunFolder
     from difformer.training.trained_run import embed as ask
 
-    output = Output(as_json)
     path = out or run / "embeddings.npz"
     if path.suffix not in (".npz", ".csv"):
         raise UserError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
     check_new(path, force)
     folder = RunFolder.open(run)
-    new = new_rows(run, features, edges, output, together=True)
-    given: dict[str, Any] = {"seed": seed, "device": device}
-    if new is not None:
-        given |= {"features": new.x, "edges": new.edges, "edge_weight": new.edge_weight}
-    states = ask(folder, **given)
-    _write(path, states.numpy(force=True), folder.task().instance_names if new is None else new.names)
+    given, names = new.read(run, output)
+    states = ask(folder, **given, seed=seed, device=device)
+    _write(path, states.numpy(force=True), names if given else folder.task().instance_names)
     output.json({"run": run, "out": path, "shape": list(states.shape)})
     output.say(f"embeddings of shape {tuple(states.shape)} in {path}")
 

@@ -1,19 +1,20 @@
-"""``difformer evaluate`` and ``difformer energy``: measure a run again, from its folder alone."""
+"""``difformer evaluate``: measure a run again, from its folder alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from difformer.cli.command import command
 from difformer.cli.description import variety
-from difformer.cli.options import Device, Json, Run, Seed
+from difformer.cli.options import DEVICE, RUN
 from difformer.cli.output import Output, mean_and_deviation, score
 
 PARTS = ("train", "valid", "test")
 
 
-@command
-def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
+@command("difformer evaluate runs/my-run")
+def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
     """Measure a run again, with every metric that fits.
 
     The table has the metrics of every seed on train, validation and test instances.
@@ -25,7 +26,6 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     from difformer.training.run_folder import RunFolder
     from difformer.training.trained_run import evaluate as measure
 
-    output = Output(as_json)
     folder = RunFolder.open(run)
     about = folder.about["data"]
     chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
@@ -46,28 +46,3 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     for metric in names:
         values = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
         output.say(f"{metric}: {', '.join(values)}")
-
-
-@command
-def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
-    """Show energy and effective rank of every layer.
-
-    Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
-    term (`--set source_weight=0.5`) or fewer layers prevent it.
-    """
-    from difformer.training.trained_run import energy as measure
-
-    output = Output(as_json)
-    profile = measure(run, seed=seed, device=device)
-    energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
-    edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
-    output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})
-    columns = {"energy, all pairs": energies, "energy, edges": edges or []}
-    rows = [
-        [k or "input", *(f"{values[k]:.6f}" for values in columns.values() if values), f"{ranks[k]:.2f}"]
-        for k in range(len(energies))
-    ]
-    output.table(["layer", *(name for name, values in columns.items() if values), "effective rank"], rows)
-    output.say(
-        "energies are means over pairs, on states of unit length: measured, not proved, since queries and keys differ."
-    )

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
 
 from difformer.cli.command import command
-from difformer.cli.inputs import new_rows
-from difformer.cli.options import Device, Json, NewEdges, NewFeatures, Run, Seed, option
+from difformer.cli.inputs import NewRows
+from difformer.cli.options import DEVICE, RUN, SEED, option
 from difformer.cli.output import Output
 
 
-@command
+@command("difformer explain runs/my-run --node 17")
 def explain(
-    run: Run,
-    node: Annotated[
-        str, option("Name or number of the instance or graph, or of the row of --features; SNAPSHOT:NODE for series.")
-    ],
-    features: NewFeatures = None,
-    edges: NewEdges = None,
-    target: Annotated[
-        str | None, option("Name or number of the target to explain, of several; the first number by default.")
-    ] = None,
-    seed: Seed = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    new: NewRows,
+    output: Output,
+    run: Path = RUN,
+    node: str = option(
+        "Name or number of the instance or graph, or of the row of --features; SNAPSHOT:NODE for series.", ...
+    ),
+    target: str | None = option("Name or number of the target to explain, of several; the first number by default."),
+    seed: int | None = SEED,
+    device: str = DEVICE,
 ) -> None:
     """Explain one prediction in one sentence.
 
@@ -35,12 +32,8 @@ def explain(
     """
     from difformer.report import explain_node
 
-    output = Output(as_json)
-    new = new_rows(run, features, edges, output, together=True)
-    given: dict[str, Any] = {"seed": seed, "device": device, "target": target}
-    if new is not None:
-        given |= {"features": new.x, "edges": new.edges, "edge_weight": new.edge_weight, "names": new.names}
-    found = explain_node(run, node, **given)
+    given, names = new.read(run, output)
+    found = explain_node(run, node, **given, names=names, seed=seed, device=device, target=target)
     output.json({"run": run, **asdict(found)})
     target = f" Its target is {found.target}." if found.target else ""
     output.say(f"{found.title}: {found.sentence}{target}")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import with_options
-from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
+from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, member, read_data_options
 from difformer.cli.output import Output
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from difformer.data import Task
     from difformer.experiments import Preset
     from difformer.training import TrainConfig
@@ -32,45 +28,30 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
 
 @dataclass(frozen=True)
 class Data:
-    """The options that say what to train on; `takes_data` adds them to a command."""
+    """The options that say what to train on."""
 
-    dataset: Annotated[
-        str | None,
-        argument(
-            "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
-            metavar="DATASET",
-            complete=dataset_names,
-        ),
-    ] = None
-    protocol: Annotated[
-        str | None, option("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
-    ] = None
-    data: Annotated[
-        list[str] | None,
-        option(
-            "An option of the data, such as num_splits=5 or knn=5; repeatable. `difformer datasets NAME` lists them.",
-            metavar="KEY=VALUE",
-            panel=DATA,
-        ),
-    ] = None
-    root: Annotated[Path | None, option("Folder to search for data files first.", panel=DATA)] = None
-    features: Annotated[
-        Path | None,
-        option("Table of features, one row per instance (CSV, Parquet, NPZ), or a PyG .pt file.", panel=OWN_DATA),
-    ] = None
-    label: Annotated[
-        str | None,
-        option(
-            "Column to predict, in the table of features or of labels; several separated by commas.", panel=OWN_DATA
-        ),
-    ] = None
-    labels: Annotated[
-        Path | None, option("Labels of some or all instances; the others are predicted.", panel=OWN_DATA)
-    ] = None
-    edges: Annotated[Path | None, option("Edges between instances, if there is a graph.", panel=OWN_DATA)] = None
-    split: Annotated[
-        Path | None, option("Splits (.npz or .json: train, valid, test); random ones by default.", panel=OWN_DATA)
-    ] = None
+    dataset: str | None = member(
+        "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
+        declare=argument,
+        metavar="DATASET",
+        autocompletion=dataset_names,
+    )
+    protocol: str | None = member("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
+    data: list[str] | None = member(
+        "An option of the data, such as num_splits=5 or knn=5; repeatable. `difformer datasets NAME` lists them.",
+        panel=DATA,
+        metavar="KEY=VALUE",
+    )
+    root: Path | None = member("Folder to search for data files first.", panel=DATA)
+    features: Path | None = member(
+        "Table of features, one row per instance (CSV, Parquet, NPZ), or a PyG .pt file.", panel=OWN_DATA
+    )
+    label: str | None = member(
+        "Column to predict, in the table of features or of labels; several separated by commas.", panel=OWN_DATA
+    )
+    labels: Path | None = member("Labels of some or all instances; the others are predicted.", panel=OWN_DATA)
+    edges: Path | None = member("Edges between instances, if there is a graph.", panel=OWN_DATA)
+    split: Path | None = member("Splits (.npz or .json: train, valid, test); random ones by default.", panel=OWN_DATA)
 
     def given(self) -> list[str]:
         """Options that were given, as they are typed; the data set is not among them."""
@@ -79,8 +60,9 @@ class Data:
     def source(self) -> TaskSource:
         """The recipe of a task, from a data set's name or your own files."""
         features, dataset = self.features, self.dataset
-        if dataset is not None and features is None and _is_table(dataset):
-            features, dataset = Path(dataset), None
+        path = Path(dataset or "")
+        if dataset is not None and features is None and (path.is_file() or path.suffix.lower() in TABLES):
+            features, dataset = path, None
         named = {"features": features, "labels": self.labels, "edges": self.edges}
         files = {role: path for role, path in named.items() if path is not None}
         if dataset is not None:
@@ -92,15 +74,15 @@ class Data:
                     f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}; "
                     f"for its energy: difformer energy {dataset}"
                 )
-            return self._named(dataset)
+            return self._dataset(dataset)
         if not files:
             raise UserError(
                 "say what to train on: a data set by name (`difformer datasets` lists them), a table (FILE --label "
                 "COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
             )
-        return self._own(files)
+        return self._files(files)
 
-    def _named(self, dataset: str) -> TaskSource:
+    def _dataset(self, dataset: str) -> TaskSource:
         from difformer.data.catalogue import entry
         from difformer.training.run_folder import TaskSource
 
@@ -112,7 +94,7 @@ class Data:
             raise UserError(f"--protocol says {self.protocol!r}, but --data says protocol={options['protocol']}")
         return TaskSource(name, None if self.root is None else str(self.root), options)
 
-    def _own(self, files: Mapping[str, Path]) -> TaskSource:
+    def _files(self, files: Mapping[str, Path]) -> TaskSource:
         from difformer.training.run_folder import TaskSource
 
         if "features" not in files:
@@ -136,32 +118,17 @@ class Data:
         return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
 
 
+def load(source: TaskSource) -> Task:
+    """The task, whose features and targets must be finite."""
+    task = source.load()
+    task.check_finite()
+    return task
+
+
 def _check_files(**files: Path | None) -> None:
     for role, path in files.items():
         if path is not None and not path.exists():
             raise FileNotFoundError(f"--{role}: there is no file {path}")
-
-
-def _is_table(word: str) -> bool:
-    """Whether what was given in place of a data set is a file: it exists, or its name says so."""
-    return Path(word).is_file() or Path(word).suffix.lower() in TABLES
-
-
-def takes_data(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the fields of `Data` to a command, whose first parameter then is a `Data`."""
-    fields = inspect.signature(Data, eval_str=True).parameters
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
-
-    @functools.wraps(function)
-    def run(**given: Any) -> None:
-        function(Data(**{name: given.pop(name) for name in fields}), **given)
-
-    dataset, *others = fields.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (dataset, *own, *others)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del run.__wrapped__
-    return run
 
 
 @dataclass(frozen=True)
@@ -176,22 +143,12 @@ class Request:
     overrides: dict[str, Any] = field(default_factory=dict)  # what the command line changes in the preset
 
 
-def read_request(
-    dataset: str | None,
-    *,
-    model: str | None,
-    preset: str | None,
-    settings: list[str] | None,
-    metric: str | None = None,
-    batch_size: int | None = None,
-) -> Request:
-    """The configuration: defaults, overridden by the preset, overridden by the command line."""
+def read_request(dataset: str | None, model: str | None, preset: str | None, words: list[str]) -> Request:
+    """The configuration: defaults, overridden by the preset, overridden by the words of the command line."""
     from difformer.training.config import make_config
 
     found = None if preset is None else _read_named_preset(preset, model, dataset)
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
-    words = [*(settings or ()), *metric_setting(metric)]
-    words += [] if batch_size is None else [f"batch_size={batch_size}"]
     known, typed = {} if found is None else found.settings, read_settings(words, chosen)
     merged, changed = {**known, **typed}, {k: v for k, v in typed.items() if k not in known or known[k] != v}
     return Request(merged, make_config(chosen, merged), found, dataset, preset, changed)
@@ -232,73 +189,69 @@ def _read_named_preset(name: str, model: str | None, dataset: str | None) -> Pre
     return find_preset(name, model=model, dataset=dataset)
 
 
-@dataclass(frozen=True)
-class NewRows:
-    """New instances, ready for `difformer.training.predict`."""
-
-    x: Tensor  # features, columns in the order of training
-    names: tuple[str, ...] = ()  # ids of the rows, if they have ids
-    edges: Tensor | None = None  # the run's instances are numbered first, then the new ones
-    edge_weight: Tensor | None = None  # weights of the edges
-
-
-# Options that describe how files are written; what was said of the files of the training also holds for new ones.
+# Options that describe how files are written; those of the files of the training also hold for new ones.
 _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
 
 
-def new_rows(run: Path, features: Path | None, edges: Path | None, output: Output, *, together: bool) -> NewRows | None:
-    """Rows of ``--features``, matched with the columns of training; None where the run's own instances are asked for.
+@dataclass(frozen=True)
+class NewRows:
+    """The options that give new rows to a trained model."""
 
-    Notes about them are printed. With `together`, edges may name the run's instances too.
-    """
-    if features is None:
-        if edges is not None or not together:
-            raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
-        return None
-    from difformer.data.edges import tidy_edges
-    from difformer.data.own.csv_files import TextFormat
-    from difformer.data.own.feature_tables import id_column_name, read_features
-    from difformer.data.own.graphs import read_edges
-    from difformer.training.run_folder import RunFolder
+    features: Path | None = member("Table of new rows, with the columns used in training.")
+    edges: Path | None = member("Edges of the new rows, among themselves or to instances of the run.")
 
-    folder = RunFolder.open(run)
-    task, source = folder.task(), folder.source
-    if task.kind != "nodes":
-        raise UserError(
-            f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
-            f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
-        )
-    _check_files(features=features, edges=edges)
-    own_files = {} if source is None else source.files or {}
-    options = dict(source.options) if source is not None and own_files else {}
+    def read(self, run: Path, output: Output, *, together: bool = True) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The rows as arguments of `difformer.training.predict`, and their ids; nothing without ``--features``.
 
-    def form(role: str) -> dict[str, Any]:
-        given = {key: options[key] for key in _FORMAT if key in options}
-        return {key: value.get(role) if isinstance(value, Mapping) else value for key, value in given.items()}
+        Notes about them are printed. With `together`, edges may name the run's instances too.
+        """
+        features, edges = self.features, self.edges
+        if features is None:
+            if edges is not None or not together:
+                option = "--alone" if edges is None else "--edges"
+                raise UserError(f"{option} is about new instances: give --features too")
+            return {}, ()
+        from difformer.data.edges import tidy_edges
+        from difformer.data.own.csv_files import TextFormat
+        from difformer.data.own.feature_tables import id_column_name, read_features
+        from difformer.data.own.graphs import read_edges
+        from difformer.training.run_folder import RunFolder
 
-    ids, name = options.get("ids"), None
-    if task.instance_names and own_files:
-        name = id_column_name(own_files["features"], ids=ids, format=TextFormat(**form("features")))
-    columns: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features}
-    found = read_features(
-        features, **columns, preprocessing=task.preprocessing, ids=ids, id_name=name, **form("features")
-    )
-    notes = list(found.notes) if task.preprocessing is not None else []  # unseen categories, new columns
-    index = weight = None
-    if edges is None:
-        notes += _familiar(task, found)
-    else:
-        count = (task.num_instances if together else 0) + found.x.shape[0]
-        named: dict[str, Any] = {"ids": _index(task, found, together), "columns": options.get("edge_columns")}
-        index, weight, _ = read_edges(edges, num_nodes=count, **named, format=TextFormat(**form("edges")))
-        # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
-        kept: dict[str, Any] = {"self_loops": "remove", "duplicates": options.get("duplicates", "error")}
-        index, weight = tidy_edges(
-            index, weight, num_nodes=count, directed=bool(options.get("directed", False)), **kept
-        )
-    for note in notes:
-        output.remark(f"note: {with_options(note)}")
-    return NewRows(found.x, found.ids, index, weight)
+        folder = RunFolder.open(run)
+        task, source = folder.task(), folder.source
+        if task.kind != "nodes":
+            raise UserError(
+                f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
+                f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
+            )
+        _check_files(features=features, edges=edges)
+        own_files = {} if source is None else source.files or {}
+        options = dict(source.options) if source is not None and own_files else {}
+
+        def form(role: str) -> dict[str, Any]:
+            given = {key: options[key] for key in _FORMAT if key in options}
+            return {key: value.get(role) if isinstance(value, Mapping) else value for key, value in given.items()}
+
+        ids, name = options.get("ids"), None
+        if task.instance_names and own_files:
+            name = id_column_name(own_files["features"], ids=ids, format=TextFormat(**form("features")))
+        known: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features, "ids": ids}
+        found = read_features(features, **known, preprocessing=task.preprocessing, id_name=name, **form("features"))
+        notes = list(found.notes) if task.preprocessing is not None else []  # unseen categories, new columns
+        index = weight = None
+        if edges is None:
+            notes += _familiar(task, found)
+        else:
+            count = (task.num_instances if together else 0) + found.x.shape[0]
+            named: dict[str, Any] = {"ids": _index(task, found, together), "columns": options.get("edge_columns")}
+            index, weight, _ = read_edges(edges, num_nodes=count, **named, format=TextFormat(**form("edges")))
+            # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
+            kept: dict[str, Any] = {"self_loops": "remove", "duplicates": options.get("duplicates", "error")}
+            kept["directed"] = bool(options.get("directed", False))
+            index, weight = tidy_edges(index, weight, num_nodes=count, **kept)
+        for note in notes:
+            output.remark(f"note: {with_options(note)}")
+        return {"features": found.x, "edges": index, "edge_weight": weight}, tuple(found.ids)
 
 
 def _familiar(task: Task, found: Any) -> list[str]:

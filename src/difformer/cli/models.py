@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command
 from difformer.cli.description import meanings
-from difformer.cli.options import Json, argument, model_names, option
+from difformer.cli.options import argument, model_names, option
 from difformer.cli.output import Output, counted, listed, make_table, shown
 from difformer.errors import UserError
 
@@ -31,13 +31,15 @@ KEY = (
 )
 
 
-@command
+@command("difformer models difformer-s")
 def models(
-    name: Annotated[str | None, argument("A model, to see its settings and presets.", complete=model_names)] = None,
-    presets: Annotated[
-        bool, option("Of one model: every preset with its values and the command that found it.", "--presets")
-    ] = False,
-    as_json: Json = False,
+    output: Output,
+    name: str | None = argument(
+        "A model, to see its settings and presets.", metavar="NAME", autocompletion=model_names
+    ),
+    presets: bool = option(
+        "Of one model: every preset with its values and the command that found it.", False, "--presets"
+    ),
 ) -> None:
     """List the models, or show one.
 
@@ -46,7 +48,6 @@ def models(
     """
     from difformer.zoo.model_catalogue import MODELS
 
-    output = Output(as_json)
     if presets and name is None:
         raise UserError("--presets: name a model: difformer models NAME --presets")
     if name is not None:
@@ -74,35 +75,22 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
     document = {**asdict(info), "fixed": dict(info.fixed), **settings, "meanings": means}
     output.json({**document, "presets": [preset.to_dict() for preset in presets]})
     if not in_full:
-        output.facts(
-            {
-                "name": info.name,
-                "about": info.about,
-                "tasks": ", ".join(info.kinds),
-                "needs a graph": "yes" if info.needs_graph else "no",
-                "coupling": info.coupling,
-                "energy": info.energy,
-                "cost per layer": info.cost,
-                "is": listed(info.fixed),
-            }
-        )
+        facts = {"name": name, "about": info.about, "tasks": ", ".join(info.kinds)}
+        facts |= {"needs a graph": "yes" if info.needs_graph else "no", "coupling": info.coupling}
+        output.facts({**facts, "energy": info.energy, "cost per layer": info.cost, "is": listed(info.fixed)})
         for part, values in settings.items():
-            said = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
-            output.say(f"settings of {said}:")
+            whose = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
+            output.say(f"settings of {whose}:")
             rows = [[key, shown(value), means[part][key]] for key, value in values.items()]
             output.table(["setting", "default", "meaning"], rows)
     if not presets:
         output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
     elif in_full:
         for preset in presets:
-            facts = {
-                "protocol": preset.protocol,
-                "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
-                "values": listed(preset.settings),
-                "found by": preset.command,
-                "note": preset.note,
-            }
-            lines = [f"  {key}: {value}" for key, value in facts.items() if value]
+            score = preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}"
+            said = {"protocol": preset.protocol, "validation": score, "values": listed(preset.settings)}
+            said |= {"found by": preset.command, "note": preset.note}
+            lines = [f"  {key}: {value}" for key, value in said.items() if value]
             output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
     else:
         output.say("presets (`--preset NAME`):")

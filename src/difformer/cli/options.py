@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
 
 import typer
 
@@ -14,19 +16,22 @@ DATA = "Data"
 MODEL = "Model and training"
 
 
-def option(help: str, *names: str, default: bool = False, low: int | None = None, **given: Any) -> Any:
-    """An option whose default is shown only where `default` says so; `low` is the least value."""
-    return typer.Option(*names, help=help, show_default=default, min=low, **_renamed(given))
+def option(
+    help: str, default: Any = None, *names: str, low: int | None = None, panel: str | None = None, **given: Any
+) -> Any:
+    """An option and its default, which help shows unless it is empty; `low` is the least value."""
+    shown = not any(default is empty for empty in (None, False, ...))
+    return typer.Option(default, *names, help=help, show_default=shown, min=low, rich_help_panel=panel, **given)
 
 
-def argument(help: str, **given: Any) -> Any:
-    return typer.Argument(help=help, show_default=False, **_renamed(given))
+def argument(help: str, default: Any = None, **given: Any) -> Any:
+    return typer.Argument(default, help=help, show_default=False, **given)
 
 
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    """``panel=`` and ``complete=`` as typer calls them."""
-    names = {"panel": "rich_help_panel", "complete": "autocompletion"}
-    return {names.get(name, name): value for name, value in given.items()}
+def member(help: str, *given: Any, declare: Callable[..., Any] = option, **more: Any) -> Any:
+    """An option as a field of a dataclass, a group of options such as `difformer.cli.inputs.Data`."""
+    declared = declare(help, *given, **more)
+    return field(default=declared.default, metadata={"option": declared})
 
 
 def dataset_names(incomplete: str) -> list[str]:
@@ -43,45 +48,34 @@ def model_names(incomplete: str) -> list[str]:
     return [name for name in MODELS if name.startswith(incomplete)]
 
 
-Run = Annotated[Path, argument("Run folder, as written by `difformer fit`.")]
-Seed = Annotated[int | None, option("Seed of the run to use; by default the one with the best validation score.")]
-NewFeatures = Annotated[Path | None, option("Table of new rows, with the columns used in training.", "--features")]
-NewEdges = Annotated[
-    Path | None, option("Edges of the new rows, among themselves or to instances of the run.", "--edges")
-]
-Force = Annotated[bool, option("Overwrite an existing file.", "--force")]
-Json = Annotated[bool, option("Print one JSON document; progress goes to stderr.", "--json")]
-Device = Annotated[str, option("auto, cpu, cuda, cuda:1 or mps.", default=True)]
-Model = Annotated[
-    str | None,
-    option(
-        "Model to train; `difformer models` lists them. Your own: package.module:Class.",
-        panel=MODEL,
-        complete=model_names,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    option(
-        "A setting of the model or the training, such as hidden_channels=64; repeatable. `difformer models NAME` lists "
-        "them.",
-        "--set",
-        metavar="KEY=VALUE",
-        panel=MODEL,
-    ),
-]
-Metric = Annotated[
-    str | None, option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL)
-]
+RUN = argument("Run folder, as written by `difformer fit`.", ..., metavar="RUN")
+SEED = option("Seed of the run to use; by default the one with the best validation score.")
+FORCE = option("Overwrite an existing file.", False, "--force")
+DEVICE = option("auto, cpu, cuda, cuda:1 or mps.", "auto")
+MODEL_NAME = option(
+    "Model to train; `difformer models` lists them. Your own: package.module:Class.",
+    panel=MODEL,
+    autocompletion=model_names,
+)
+SETTINGS = option(
+    "A setting of the model or the training, such as hidden_channels=64; repeatable. `difformer models NAME` lists "
+    "them.",
+    None,
+    "--set",
+    metavar="KEY=VALUE",
+    panel=MODEL,
+)
+METRIC = option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL)
 
 
-def metric_setting(metric: str | None) -> list[str]:
-    """``--metric auc`` as the setting ``metric=rocauc``; an unknown metric is refused before any data are read."""
-    if metric is None:
-        return []
-    from difformer.training.metrics import find_metric
+def setting_words(settings: list[str] | None, metric: str | None, batch_size: int | None = None) -> list[str]:
+    """All settings as ``KEY=VALUE``; an unknown metric is refused before any data are read."""
+    words = list(settings or ())
+    if metric is not None:
+        from difformer.training.metrics import find_metric
 
-    return [f"metric={find_metric(metric.lower()).name}"]
+        words.append(f"metric={find_metric(metric.lower()).name}")
+    return words if batch_size is None else [*words, f"batch_size={batch_size}"]
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
@@ -125,6 +119,13 @@ def read_seeds(text: str | None, default: int) -> list[int]:
     return numbers
 
 
+def file_options() -> list[str]:
+    """Arguments of `difformer.data.from_files`."""
+    from difformer.data import from_files
+
+    return list(inspect.signature(from_files).parameters)
+
+
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
 
@@ -138,15 +139,13 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
     given = key_values(words, "--data")
     if not given:
         return {}
-    import inspect
-
     from difformer.cli.output import listed
     from difformer.data import from_files
     from difformer.data.registry import annotations_of, dataset_options, loader_of
 
     if dataset is None:
         kinds, whose = annotations_of(from_files), "own files have"
-        takes = f"they take {', '.join(list(inspect.signature(from_files).parameters)[3:])}"
+        takes = f"they take {', '.join(file_options()[3:])}"
     else:
         kinds, whose = annotations_of(loader_of(dataset)), f"data set {dataset!r} has"
         takes = f"it takes, with these defaults, {listed(dataset_options(dataset))}"

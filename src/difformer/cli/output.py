@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from difformer.cli.options import member
+from difformer.distributed import rank
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
@@ -24,27 +26,29 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from difformer.training import TrainConfig
     from difformer.training.callbacks import EpochEvent
 
 _NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
-REDRAWS_PER_SECOND = 8
-DRAWING_SHARE = 0.05  # of the time, at most: a slow terminal must not slow down the training
+REDRAWS_PER_SECOND = 4  # by a thread of their own: a slow terminal does not slow down the training
 LINES_PER_RUN = 10
 ROWS_SHOWN = 12
 WAITS = (30.0, 120.0, 600.0)  # seconds without an evaluation after which a message is printed
 
 
+@dataclass
 class Output:
     """Standard output for results, standard error for everything else."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    as_json: bool = member("Print one JSON document; progress goes to stderr.", False, "--json")
+
+    def __post_init__(self) -> None:
         from rich.console import Console
 
-        self.as_json = as_json
         self.out: Console = Console(highlight=False, emoji=False, width=_width())
         self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        if rank() > 0:  # the first rank speaks for all
+            self.as_json, self.out.quiet, self.err.quiet = False, True, True
 
     def say(self, text: str = "") -> None:
         """A sentence for people; nothing with ``--json``."""
@@ -91,8 +95,11 @@ def check_new(path: Path, force: bool) -> None:
         raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another name, or add --force")
 
 
-def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole."""
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False) -> Table:
+    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole.
+
+    Other cells are folded where the terminal is narrow; `whole` folds headings only.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -102,6 +109,7 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     for place, heading in enumerate(headings):
         numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
         look: dict[str, Any] = {"justify": "right" if numbers else "left", "overflow": "fold", "no_wrap": place == 0}
+        look["min_width"] = max((len(row[place]) for row in texts), default=0) if whole else None
         table.add_column(Text(printable(heading)), **look)
     for row in texts:
         table.add_row(*map(Text, row))
@@ -150,55 +158,33 @@ def clock_time(seconds: float | None) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-@dataclass
-class _Row:
-    event: EpochEvent  # the last one
-    first_epoch: int  # from which its speed is counted
-    begun: int  # number of its first event among those of all runs
-    seen: int  # number of its last one
-
-
 class Progress:
-    """Callback of a training that shows its progress.
-
-    Args:
-        output: Where to print.
-        metric: Name of the metric, for the heading.
-        runs: Number of runs (seeds and splits).
-        epochs: Largest number of epochs per run.
-        clock: A monotonic clock, in seconds.
-    """
+    """Callback of a training that shows its progress over so many runs of at most so many epochs."""
 
     def __init__(
         self, output: Output, *, metric: str, runs: int, epochs: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.output, self.metric, self.runs, self.epochs, self.clock = output, metric, max(runs, 1), epochs, clock
-        self.rows: dict[tuple[Any, Any], _Row] = {}
-        self.seen = 0
-        self.started = self.first_event = self._next_drawing = clock()
+        self.events: dict[tuple[Any, Any], EpochEvent] = {}  # the last of every run
+        self.first_epoch: dict[tuple[Any, Any], int] = {}  # from which the speed of a run is counted
+        self.ended: set[tuple[Any, Any]] = set()
+        self.started = self.first_event = clock()
         self._live: Any = None
         self._begun = threading.Event()
-
-    @staticmethod
-    def of(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
-        """Of a configuration; `metric` is the task's, which the configuration may override."""
-        chosen = metric if config.metric == "auto" else config.metric
-        return Progress(output, metric=chosen, runs=runs, epochs=max(config.epochs, 1))
 
     def __enter__(self) -> Progress:
         threading.Thread(target=self._while_nothing_is_seen, daemon=True).start()
         if self.output.err.is_terminal:
             from rich.live import Live
 
-            self._live = Live(console=self.output.err, auto_refresh=False, transient=False)
+            self._live = Live(console=self.output.err, get_renderable=self.table, refresh_per_second=REDRAWS_PER_SECOND)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._begun.set()
         if self._live is not None:
-            self._draw()
-            self._live.stop()
+            self._live.stop()  # draws once more
 
     def _while_nothing_is_seen(self) -> None:
         """The first epoch on a large graph can take minutes: says that work is going on."""
@@ -206,27 +192,26 @@ class Progress:
         for seconds in WAITS:
             if self._begun.wait(seconds - before):
                 return
-            before = seconds
+            before, passed = seconds, clock_time(seconds)
             self.output.remark(
-                f"running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after the first one"
+                f"running for {passed}, no evaluation yet; speed and time left follow after the first one"
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
-        """Records an evaluated epoch, and redraws if due."""
+        """Records an evaluated epoch, and prints its line where there is no live table."""
         self._begun.set()
-        self.seen += 1
-        self.epochs = event.epochs  # fewer than requested if a model has nothing to train
-        if not self.rows:
+        self.epochs, run = event.epochs, (event.seed, event.split)  # fewer epochs than requested if nothing is trained
+        if not self.events:
             self.first_event = self.clock()
-        # The first epoch of a run counts for the speed only if the run began after all others had ended.
-        ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
-        first = _Row(event, 0 if ended else event.epoch, self.seen, self.seen)
-        row = self.rows.setdefault((event.seed, event.split), first)
-        row.event, row.seen = event, self.seen
-        if self._live is not None:
-            if self.clock() >= self._next_drawing:
-                self._draw()
-        elif event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0:
+        if run not in self.events:
+            # The first epoch of a run counts for the speed only if the run began after all others had ended.
+            after = bool(self.events) and all(one.epoch >= one.epochs for one in self.events.values())
+            self.first_epoch[run] = 0 if after else event.epoch
+            self.ended = set(self.events)  # unless they report again
+        self.ended.discard(run)
+        self.events = {**self.events, run: event}  # a new dictionary, as the thread that draws may read the old one
+        due = event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0
+        if due and self._live is None:
             said = f"seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
             said += f" valid {score(event.valid_metric)} test {score(event.test_metric)}"
             self.output.remark(" | ".join(filter(None, (said, self._speed_and_time_left()))))
@@ -235,43 +220,31 @@ class Progress:
         """Confirms Ctrl-C: the current epoch may take a while."""
         self.output.remark("stopping after this epoch and saving the state; Ctrl-C again stops at once")
 
-    def _draw(self) -> None:
-        began = self.clock()
-        self._live.update(self.table(), refresh=True)
-        now = self.clock()
-        self._next_drawing = now + max(1 / REDRAWS_PER_SECOND, (now - began) / DRAWING_SHARE)
-
     def table(self) -> RenderableType:
         """The latest runs, one row each, and the overall progress."""
         from rich.console import Group
         from rich.text import Text
 
         rows = []
-        for event in [row.event for row in self.rows.values()][-ROWS_SHOWN:]:
+        for event in list(self.events.values())[-ROWS_SHOWN:]:
             metrics = map(score, (event.train_metric, event.valid_metric, event.test_metric))
             best = [event.best_epoch, score(event.best_valid), score(event.best_test)]
             epoch = f"{event.epoch}/{event.epochs}"
             rows.append([f"seed {event.seed}", epoch, f"{event.loss:.4f}", *metrics, *best])
-        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
+        state = f"{len(self.events)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         said = ", ".join(filter(None, (state, self._speed_and_time_left())))
-        return Group(make_table(HEADINGS, rows), Text(said))
+        return Group(make_table(HEADINGS, rows, whole=True), Text(said))
 
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
-        newest = max((row.begun for row in self.rows.values()), default=0)
-        shares = [
-            1.0 if row.seen < newest else row.event.epoch / max(row.event.epochs, 1) for row in self.rows.values()
-        ]
+        events = self.events.items()
+        shares = (1.0 if run in self.ended else event.epoch / max(event.epochs, 1) for run, event in events)
         return min(sum(shares) / self.runs, 1.0)
 
     def speed(self) -> float | None:
-        """Epochs per second over all runs, since the first event; None before the second one.
-
-        The first event is left out because it includes the start-up, and because a resumed run does not begin with
-        epoch 1.
-        """
+        """Epochs per second since the first event, which includes the start-up; None before the second one."""
         taken = self.clock() - self.first_event
-        made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
+        made = sum(event.epoch - self.first_epoch[run] for run, event in self.events.items())
         return made / taken if made > 0 and taken > 0 else None
 
     def time_left(self) -> float | None:

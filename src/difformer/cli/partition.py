@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from difformer.cli.command import command
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import Data, takes_data
-from difformer.cli.options import Json, option
+from difformer.cli.inputs import Data, load
+from difformer.cli.options import option
 from difformer.cli.output import Output, counted
 
 
-@command
-@takes_data
+@command("difformer partition cora --parts 4 --out parts")
 def partition(
     data: Data,
-    parts: Annotated[
-        int, option("Number of parts: one per process, or more (a process then takes several).", low=1, default=True)
-    ] = 2,
-    out: Annotated[Path | None, option("New folder for the parts; parts/DATASET-P by default.")] = None,
-    method: Annotated[
-        str, option("metis, stream (always available), or auto: METIS if it is installed.", default=True)
-    ] = "auto",
-    seed: Annotated[int, option("Seed of the order in which nodes are streamed.", default=True)] = 0,
-    as_json: Json = False,
+    output: Output,
+    parts: int = option("Number of parts: one per process, or more (a process then takes several).", 2, low=1),
+    out: Path | None = option("New folder for the parts; parts/DATASET-P by default."),
+    method: str = option("metis, stream (always available), or auto: METIS if it is installed.", "auto"),
+    seed: int = option("Seed of the order in which nodes are streamed.", 0),
 ) -> None:
     """Cut a graph into parts for several processes.
 
@@ -33,10 +27,8 @@ def partition(
     """
     from difformer.distributed.partition_folder import write_partition
 
-    output = Output(as_json)
     source = data.source()
-    task = source.load()
-    task.check_finite()
+    task = load(source)
     output.say("\n".join(describe_task(task)))
     folder = out or Path("parts") / f"{task.name}-{parts}"
     made = write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())

@@ -5,30 +5,27 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from difformer.cli.command import command
-from difformer.cli.inputs import new_rows
-from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
+from difformer.cli.inputs import NewRows
+from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
 
 SHOWN, COLUMNS = 10, 12  # rows and columns on the screen; the file has all
 
 
-@command
+@command("difformer predict runs/my-run --features new.csv --out predictions.csv")
 def predict(
-    run: Run,
-    out: Annotated[Path, option("New file for the predictions, .csv or .npz; - for CSV on standard output.")],
-    features: NewFeatures = None,
-    edges: NewEdges = None,
-    alone: Annotated[
-        bool, option("Propagate new rows among themselves, without the run's own instances.", "--alone")
-    ] = False,
-    seed: Seed = None,
-    force: Force = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    new: NewRows,
+    output: Output,
+    run: Path = RUN,
+    out: Path = option("New file for the predictions, .csv or .npz; - for CSV on standard output.", ...),
+    alone: bool = option("Propagate new rows among themselves, without the run's own instances.", False, "--alone"),
+    seed: int | None = SEED,
+    force: bool = FORCE,
+    device: str = DEVICE,
 ) -> None:
     """Predict the instances of a run, or new rows.
 
@@ -38,21 +35,17 @@ def predict(
     """
     from difformer.training.trained_run import predict as ask
 
-    output = Output(as_json)
     if str(out) == "-":
-        if as_json:
+        if output.as_json:
             raise UserError("--out - and --json both need standard output; give a file, or leave out --json")
     elif out.suffix not in (".csv", ".npz"):
         raise UserError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
     else:
         check_new(out, force)
-    new = new_rows(run, features, edges, output, together=not alone)
-    given: dict[str, Any] = {"seed": seed, "device": device}
-    if new is None:
-        found = ask(run, **given)
-    else:
-        given |= {"edges": new.edges, "edge_weight": new.edge_weight, "together": not alone}
-        found = replace(ask(run, new.x, **given), instance_names=new.names)
+    given, names = new.read(run, output, together=not alone)
+    found = ask(run, **given, together=not alone, seed=seed, device=device)
+    if given:
+        found = replace(found, instance_names=names)
     if str(out) == "-":
         sys.stdout.write(found.csv())
         return

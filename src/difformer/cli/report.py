@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from difformer.cli.command import command
-from difformer.cli.options import Device, Force, Json, Run, Seed, option
+from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new
 
 
-@command
+@command("difformer report runs/my-run --open")
 def report(
-    run: Run,
-    out: Annotated[Path | None, option("File to write; RUN/report.html by default, which is overwritten.")] = None,
-    open_it: Annotated[bool, option("Open it in the browser.", "--open")] = False,
-    node: Annotated[list[str] | None, option("An instance to explain besides the chosen ones; repeatable.")] = None,
-    seed: Seed = None,
-    force: Force = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    output: Output,
+    run: Path = RUN,
+    out: Path | None = option("File to write; RUN/report.html by default, which is overwritten."),
+    open_it: bool = option("Open it in the browser.", False, "--open"),
+    node: list[str] | None = option("An instance to explain besides the chosen ones; repeatable."),
+    seed: int | None = SEED,
+    force: bool = FORCE,
+    device: str = DEVICE,
 ) -> None:
     """Write a page about a run.
 
@@ -30,7 +29,6 @@ def report(
     """
     from difformer.report import write_report
 
-    output = Output(as_json)
     if out is not None:
         check_new(out, force)
     written = write_report(run, out, seed=seed, nodes=tuple(node or ()), device=device)

@@ -6,52 +6,39 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
-from difformer.cli.options import Device, Json, argument, option
+from difformer.cli.options import DEVICE, argument, option
 from difformer.cli.output import Output, counted
 from difformer.errors import UserError
 
-if TYPE_CHECKING:
-    from difformer.experiments.runner import Outcome
 
-
-@command
+@command("difformer reproduce citation --quick")
 def reproduce(
-    name: Annotated[str | None, argument("Which table or figure; --list shows them.")] = None,
-    show_list: Annotated[bool, option("List the tables and figures, and stop.", "--list")] = False,
-    quick: Annotated[bool, option("Small synthetic data and few epochs: does it work?", "--quick")] = False,
-    seeds: Annotated[int | None, option("Seeds per cell; by default as the protocol says.")] = None,
-    out: Annotated[
-        Path | None,
-        option("Folder of results, with a folder per NAME; results by default, results-quick with --quick."),
-    ] = None,
-    device: Device = "auto",
-    models: Annotated[list[str] | None, option("Only these systems, separated by commas; repeatable.")] = None,
-    datasets: Annotated[
-        list[str] | None, option("Only these data sets or sections, separated by commas; repeatable.")
-    ] = None,
-    preset: Annotated[
-        list[str] | None, option("Only rows of these presets: public-code, paper, best, untuned.")
-    ] = None,
-    presets: Annotated[Path | None, option("Folder of preset files that override the package's own.")] = None,
-    seconds: Annotated[float | None, option("Start no new run after this many seconds.")] = None,
-    limit: Annotated[float | None, option("Stop a run that takes more seconds; its cell says so.")] = None,
-    retry: Annotated[bool, option("Repeat runs that failed before.", "--retry")] = False,
-    precision: Annotated[
-        str | None, option("float32, or bf16 for mixed precision; by default as the presets say. Tables name it.")
-    ] = None,
-    table_only: Annotated[
-        bool, option("Run nothing: write tables and figure from existing runs.", "--table-only")
-    ] = False,
-    runs_only: Annotated[
-        bool, option("Write no tables and no figure, which need the extra 'figures'.", "--runs-only")
-    ] = False,
-    results: Annotated[Path | None, option("Write the page of all results under OUT to this file, and stop.")] = None,
-    as_json: Json = False,
+    output: Output,
+    name: str | None = argument("Which table or figure; --list shows them.", metavar="NAME"),
+    show_list: bool = option("List the tables and figures, and stop.", False, "--list"),
+    quick: bool = option("Small synthetic data and few epochs: does it work?", False, "--quick"),
+    seeds: int | None = option("Seeds per cell; by default as the protocol says."),
+    out: Path | None = option(
+        "Folder of results, with a folder per NAME; results by default, results-quick with --quick."
+    ),
+    device: str = DEVICE,
+    models: list[str] | None = option("Only these systems, separated by commas; repeatable."),
+    datasets: list[str] | None = option("Only these data sets or sections, separated by commas; repeatable."),
+    preset: list[str] | None = option("Only rows of these presets: public-code, paper, best, untuned."),
+    presets: Path | None = option("Folder of preset files that override the package's own."),
+    seconds: float | None = option("Start no new run after this many seconds."),
+    limit: float | None = option("Stop a run that takes more seconds; its cell says so."),
+    retry: bool = option("Repeat runs that failed before.", False, "--retry"),
+    precision: str | None = option(
+        "float32, or bf16 for mixed precision; by default as the presets say. Tables name it."
+    ),
+    table_only: bool = option("Run nothing: write tables and figure from existing runs.", False, "--table-only"),
+    runs_only: bool = option("Write no tables and no figure, which need the extra 'figures'.", False, "--runs-only"),
+    results: Path | None = option("Write the page of all results under OUT to this file, and stop."),
 ) -> None:
     """Reproduce a table or figure of the paper.
 
@@ -61,7 +48,6 @@ def reproduce(
     """
     from difformer.experiments.spec import NAMES, experiments, find
 
-    output = Output(as_json)
     out = out or Path("results-quick" if quick else "results")
     if show_list:
         found = experiments()
@@ -116,7 +102,10 @@ def reproduce(
         files = write_files(summary, folder)
     assert outcome is not None
     output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
-    output.say(_said(outcome))
+    said = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
+    if outcome.failed:
+        said.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
+    output.say(", ".join(said))
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
@@ -130,10 +119,3 @@ def reproduce(
 
 def _split(words: list[str] | None) -> tuple[str, ...]:
     return tuple(part.strip() for word in words or () for part in word.split(",") if part.strip())
-
-
-def _said(outcome: Outcome) -> str:
-    parts = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
-    if outcome.failed:
-        parts.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
-    return ", ".join(parts)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from difformer.cli.command import command, joined, silence
+from difformer.cli.command import command, joined
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
-from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
+from difformer.cli.inputs import DEFAULT_MODEL, Data, load, read_settings
+from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, option, setting_words
 from difformer.cli.output import Output, clock_time, counted, listed, shown
-from difformer.distributed import under_torchrun
+from difformer.distributed import rank, under_torchrun
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,77 +26,67 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-@command
-@takes_data
+@command("difformer tune cora --models gcn gat difformer-s --trials 64")
 def tune(
     data: Data,
-    model: Model = DEFAULT_MODEL,
-    models: Annotated[
-        list[str] | None,
-        option("Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL),
-    ] = None,
-    trials: Annotated[
-        int, option("Settings to try per model, including the defaults and earlier calls.", low=1, default=True)
-    ] = 20,
-    seconds: Annotated[float | None, option("Start no trial after that time.")] = None,
-    jobs: Annotated[int, option("Processes that work at the same time.", low=1, default=True)] = 1,
-    seeds: Annotated[int, option("Runs that a trial averages over, one per split.", low=1, default=True)] = 1,
-    sampler: Annotated[str, option("random, tpe (guided), or grid (points in order).", default=True)] = "random",
-    space: Annotated[
-        list[str] | None,
-        option(
-            "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
-        ),
-    ] = None,
-    settings: Settings = None,
-    metric: Metric = None,
-    prune: Annotated[bool, option("Stop trials early that stay below the median.", default=True)] = True,
-    stacked: Annotated[
-        bool | None, option("Train settings of one shape as one model; by default if there is a GPU.")
-    ] = None,
-    seed: Annotated[int, option("Seed of the choice of settings.", default=True)] = 0,
-    out: Annotated[Path | None, option("Folder of the study; tune/DATASET-MODEL by default.")] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    output: Output,
+    model: str | None = MODEL_NAME,
+    models: list[str] | None = option(
+        "Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL
+    ),
+    trials: int = option("Settings to try per model, including the defaults and earlier calls.", 20, low=1),
+    seconds: float | None = option("Start no trial after that time."),
+    jobs: int = option("Processes that work at the same time.", 1, low=1),
+    seeds: int = option("Runs that a trial averages over, one per split.", 1, low=1),
+    sampler: str = option("random, tpe (guided), or grid (points in order).", "random"),
+    space: list[str] | None = option(
+        "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
+    ),
+    settings: list[str] | None = SETTINGS,
+    metric: str | None = METRIC,
+    prune: bool = option("Stop trials early that stay below the median.", True),
+    stacked: bool | None = option("Train settings of one shape as one model; by default if there is a GPU."),
+    seed: int = option("Seed of the choice of settings.", 0),
+    out: Path | None = option("Folder of the study; tune/DATASET-MODEL by default."),
+    device: str = DEVICE,
 ) -> None:
     """Search for good settings on validation data.
 
-    The best settings become a preset file. The defaults are always the first trial. The values that compete are those
-    of the literature for a known data set, and values around the defaults for your own data, unless --space names
-    others; --set holds a setting fixed. The same command continues an earlier one that ended or was interrupted.
-    With --models, every model gets that many trials.
+    Tunes one model or several (--models), in one process, in several (--jobs), stacked on a GPU or over the ranks of
+    torchrun; the same command continues a study that ended or was interrupted. The best settings of each model become
+    a preset file. The defaults are always the first trial. The other values are those of the literature for a known
+    data set, and values around the defaults for your own data; --space replaces them, and --set holds a setting fixed.
     """
     from difformer.training.study import tune as search
 
-    output = Output(as_json)
-    if under_torchrun():
-        if jobs > 1 or stacked:
-            raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
-        silence(output)
-    assert model is not None
+    if under_torchrun() and (jobs > 1 or stacked):
+        raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
     source = data.source()
-    task = source.load()
-    task.check_finite()
-    held = [*(settings or ()), *metric_setting(metric)]
-    names = models or [model]
+    task = load(source)
+    held = setting_words(settings, metric)
+    names = models or [model or DEFAULT_MODEL]
     about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
     questions = [_question(task, source, name, space, held, **about) for name in names]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
     output.say("\n".join(describe_task(task, questions[0].config(questions[0].defaults()))))
     for question in questions:
-        _announce(question, output)
-    told = partial(_tell, output=output, several=len(names) > 1)
-    given: dict[str, Any] = {"trials": trials, "out": folder, "on_trial": told}
+        tried = question.space
+        size = counted(tried.size, "settings")
+        output.say(f"search space of {question.model}: {tried.source}, {size}, and the defaults")
+        for key, values in tried.axes.items():
+            output.say(f"  {key}: {', '.join(map(shown, values))}")
+        if tried.fixed:
+            output.say(f"  fixed: {listed(tried.fixed)}")
+    given: dict[str, Any] = {"trials": trials, "out": folder, "jobs": jobs, "device": device, "stacked": stacked}
+    given["seconds"] = math.inf if seconds is None else seconds
+    given["on_trial"] = partial(_tell, output=output, several=len(names) > 1)
     try:
-        if under_torchrun():
-            with joined(device, output) as ranks:
+        with joined(device) if under_torchrun() else nullcontext() as ranks:
+            if ranks is not None:
                 output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-                found = search(task, questions, ranks=ranks, **given)
-                if not ranks.first:  # rank 0 reports
-                    return
-        else:
-            until = math.inf if seconds is None else seconds
-            found = search(task, questions, jobs=jobs, device=device, stacked=stacked, seconds=until, **given)
+            found = search(task, questions, ranks=ranks, **given)
+        if rank() > 0:  # rank 0 reports
+            return
     except KeyboardInterrupt:
         output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
@@ -134,15 +125,6 @@ def _question(
     return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
 
 
-def _announce(question: Question, output: Output) -> None:
-    space = question.space
-    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
-    for key, values in space.axes.items():
-        output.say(f"  {key}: {', '.join(map(shown, values))}")
-    if space.fixed:
-        output.say(f"  fixed: {listed(space.fixed)}")
-
-
 def _tell(trial: Trial, output: Output, several: bool) -> None:
     """One line per trial, on standard error."""
     score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
@@ -171,8 +153,8 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
     )
     write_preset(preset, path)
     values = {trial.number: trial.value for trial in tuned.trials if trial.value is not None}
-    by_number = {trial.number: trial for trial in tuned.trials}
-    best = [by_number[number] for number in sorted(values, key=values.__getitem__, reverse=tuned.higher_is_better)]
+    done = [trial for trial in tuned.trials if trial.number in values]
+    best = sorted(done, key=lambda trial: values[trial.number], reverse=tuned.higher_is_better)
     if len(best) > SHOWN:
         output.say(f"the best {SHOWN} of {len(best)} completed trials (--json gives them all):")
     keys = list(dict.fromkeys(key for trial in best[:SHOWN] for key in trial.settings))

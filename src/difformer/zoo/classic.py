@@ -447,7 +447,7 @@ def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor
 class ManiReg(MLP):
     r"""An MLP whose loss has the term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
 
-    The graph shapes training alone: a trained model looks at each instance by itself.
+    The graph is used in training only: a trained model looks at each instance by itself.
     """
 
     dropout: float = option(0.5, "After each activation.")

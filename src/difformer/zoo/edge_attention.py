@@ -7,7 +7,7 @@ For edges e = (j → i), heads h and channels c there are two products, each the
     \mathrm{sum}(w, v)_{ihc} = \sum_{e = (j → i)} w_{eh} v_{jhc},
 
 so a backward pass needs the states alone. Automatic differentiation would keep every gathered row, one per edge, for
-every layer. Likewise what a node gives to all edges that end in it, and the sum of what edges bring to a node, are each
+every layer. Likewise, spreading the value of a node to all edges into it and summing the values of these edges are each
 the other's derivative. On a CPU edges that are used again are sorted once, and all heads together are one sparse
 product that gathers nothing; elsewhere rows are gathered in slices of bounded size.
 """
@@ -156,7 +156,7 @@ class _EdgeFunction(torch.autograd.Function):
 
 
 class _Scores(_EdgeFunction):
-    """``q, k [N, H, C]`` → ``[E, H]``: products of what edges end in with what they come from."""
+    """``q, k [N, H, C]`` → ``[E, H]``: products of the targets and sources of edges."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, ends: Ends) -> Tensor:
@@ -180,7 +180,7 @@ class _Scores(_EdgeFunction):
 
 
 class _Sum(_EdgeFunction):
-    """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: what edges end in receives from what they come from."""
+    """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: at every target the weighted sum over its sources."""
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, ends: Ends) -> Tensor:
@@ -203,7 +203,7 @@ class _Sum(_EdgeFunction):
 
 
 class _Spread(_EdgeFunction):
-    """``x [N, H]`` → ``[E, H]``: at every edge the number of what it ends in."""
+    """``x [N, H]`` → ``[E, H]``: at every edge the number of its target."""
 
     @staticmethod
     def forward(x: Tensor, ends: Ends) -> Tensor:

@@ -1,7 +1,7 @@
 """What every model of the zoo is made from: the encoder, its options, and what a pass observes beside the features.
 
-A model gives `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of a
-pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
+A model defines `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of
+a pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.nn.checks import check_count
 from difformer.nn.context import as_structure
-from difformer.nn.protocol import Edges, Features
+from difformer.nn.protocol import Batch, Edges, Features, Weight
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
@@ -38,15 +38,10 @@ class Observed:
     device: torch.device  # where the features are
     graph: Graph | None = None  # observed edges; None where there are none
     segments: Segments | None = None  # the graphs of a batch; None for a single graph
-    given: bool = False  # whether edges were given at all, if only an empty list of them
+    given: bool = False  # whether edges were given, be it an empty list
 
     @staticmethod
-    def of(
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Observed:
+    def of(x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
         """Arguments of a forward pass in one form; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
@@ -57,7 +52,7 @@ class Observed:
             raise UserError(f"{system} {knows}; it serves neither batches of graphs nor series")
 
     def once(self, kept: ResultCache[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
-        """What `work` computes from the graph and the graphs of a batch; once per graph."""
+        """The result of `work`, which depends on the graph and the batch only; computed once per graph."""
         if self.graph is None:
             return work()
         return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
@@ -92,7 +87,7 @@ class Observed:
 
 
 def self_loops(num_nodes: int, device: torch.device | None = None) -> Graph:
-    """Self-loops and nothing else; kept for the next pass, which then asks nothing of the device."""
+    """A graph of self-loops only; cached, so that the next pass does not synchronise with the device."""
     # What a compiler traces with must not outlive it.
     make = _loops.__wrapped__ if torch.compiler.is_compiling() else _loops
     return make(num_nodes, torch.device("cpu") if device is None else device)
@@ -140,7 +135,7 @@ class Option:
 
 
 def option(default: Any, about: str = "", *, least: int = 1) -> Any:
-    """An option with its meaning, which joins the docstring of its class; `least` is that of a count."""
+    """An option with its meaning, which joins the docstring of its class; `least` is the smallest value of a count."""
     return Option(default, about, least=least)
 
 
@@ -222,11 +217,7 @@ class Encoder(nn.Module):
         return self.decode(self.states(x, observed))
 
     def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
         return self.states(x, self.look(x, edge_index, edge_weight, batch))
@@ -236,11 +227,7 @@ class Encoder(nn.Module):
         return self.output(states)
 
     def forward(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """Outputs ``[N, out_channels]``."""
         return self.outputs(x, self.look(x, edge_index, edge_weight, batch))
@@ -297,7 +284,7 @@ def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -
 
 
 def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of the nodes `index` whose class is known, and their classes; an error where targets are no classes."""
+    """The nodes of `index` whose class is known, and their classes; an error if the targets are not classes."""
     if y.dim() != 1 or y.is_floating_point():
         raise UserError(f"{system} needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
     known = index[y[index] >= 0]

@@ -1,4 +1,4 @@
-"""Labels that diffuse instead of features, of Zhu et al. (ICML 2003) and Zhou et al. (NIPS 2003)."""
+"""Label propagation of Zhu et al. (ICML 2003) and label spreading of Zhou et al. (NIPS 2003)."""
 
 from __future__ import annotations
 

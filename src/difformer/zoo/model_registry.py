@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from difformer.attention.segments import Segments
 from difformer.errors import UserError, did_you_mean
 from difformer.graph import Graph
-from difformer.nn.protocol import Edges, Features
+from difformer.nn.protocol import Batch, Edges, Features, Weight
 from difformer.zoo.encoder import Encoder
 from difformer.zoo.linear_maps import dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
@@ -42,7 +42,7 @@ def register_model(
     defaults: Mapping[str, Any] | None = None,
     space: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> ModelInfo:
-    """Adds a model, so that ``fit``, ``tune``, ``report`` and all else take its name.
+    """Adds a model, so that ``fit``, ``tune``, ``report`` and all other commands accept its name.
 
     The name is known in this process. A command line knows it where an installed package names it in the entry-point
     group ``difformer.models``, or without a name as ``package.module:Class``.
@@ -250,11 +250,7 @@ class Plain(Encoder):
         self.takes = tuple(n for n in ("edge_index", "edge_weight", "batch") if anything or n in parameters)
 
     def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         edges = edge_index
         if isinstance(edge_index, Graph):

@@ -1,4 +1,4 @@
-r"""What a node can know of the structure around it: distances in hops, and how often a random walk comes back.
+r"""Encodings of the structure around a node: distances in hops, return probabilities of random walks, eigenvectors.
 
 All are computed per graph. Row i of the tables below belongs to node i of the batch; its columns count the nodes of
 i's own graph (`Observed.places`), so one sparse product serves all graphs at once.
