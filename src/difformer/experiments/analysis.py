@@ -30,6 +30,7 @@ SHOWN = {"paper": "paper's grid"}
 PERCENT = ("accuracy", "rocauc", "f1", "f1-micro", "batch-rocauc")
 PUBLISHED = Path(__file__).with_name("published.toml")
 PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
+_COLUMNS = ["seed", "split", "test", "valid", "seconds", "megabytes", "stacked", "place", "measures"]  # of no runs
 
 
 def pandas() -> Any:
@@ -108,9 +109,18 @@ class Row:
         return 1 if self.first("higher_is_better", True) else -1
 
     @property
-    def scale(self) -> float:
-        """100 for metrics shown in percent, otherwise 1."""
-        return 100.0 if is_percent(self.metric, self.data.compare) else 1.0
+    def scale(self) -> int:
+        """`factor` of what is compared with published figures."""
+        return self.factor(self.data.compare)
+
+    @property
+    def low(self) -> int:
+        """Number of runs in mixed precision."""
+        return int(self.runs["place"].str.endswith(" in bf16").sum()) if self.n else 0
+
+    def factor(self, what: str = "test") -> int:
+        """100 for metrics and measures shown in percent, otherwise 1."""
+        return 100 if (self.metric if what in ("test", "valid", "train") else what) in PERCENT else 1
 
     def first(self, what: str, default: Any = None) -> Any:
         """A field of the first run."""
@@ -270,15 +280,11 @@ def frame(lines: Sequence[Line]) -> Any:
     for line in lines:
         precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
         place = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        megabytes = None if memory is None else memory / (line.get("stacked") or 1) / 1e6
+        stacked = line.get("stacked") or 1
         measures = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
-        rows.append({**line, **measures, "place": place, "megabytes": megabytes})
-    return pandas().DataFrame(rows, columns=None if rows else ["seed", "split", "test", "valid"])
-
-
-def is_percent(metric: str, measure: str = "test") -> bool:
-    """Whether a metric, or a measure in its place, is shown in percent."""
-    return (metric if measure in ("test", "valid", "train") else measure) in PERCENT
+        megabytes = None if memory is None else memory / stacked / 1e6
+        rows.append({**line, **measures, "place": place, "stacked": stacked, "megabytes": megabytes})
+    return pandas().DataFrame(rows, columns=None if rows else _COLUMNS)
 
 
 def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
