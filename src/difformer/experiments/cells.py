@@ -41,9 +41,19 @@ class Cell:
         return self.data.key, self.system.key, self.preset.name
 
     @property
+    def names(self) -> dict[str, str]:
+        """The key as fields of a line."""
+        return dict(zip(("data", "system", "preset"), self.key, strict=True))
+
+    @property
     def options(self) -> dict[str, Any]:
         """Options of the data set, those of the settings included."""
         return {**self.data.options, **self.preset.data}
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """Everything that makes the task of a data set another one."""
+        return {**self.options, **self.data.alter}
 
     def config(self) -> TrainConfig | None:
         """The training configuration; None for a baseline.
@@ -60,8 +70,7 @@ class Cell:
 
     def settings_id(self) -> str:
         """Identity of the data and settings of the cell."""
-        options = {**self.options, **self.data.alter}
-        return settings_id(self.system.model, self.settings(), self.data.dataset, options)
+        return settings_id(self.system.model, self.settings(), self.data.dataset, self.data_options)
 
 
 @dataclass(frozen=True)

@@ -34,42 +34,24 @@ SHIPPED = Path(__file__).with_name("presets.toml")
 
 @dataclass(frozen=True)
 class Preset:
-    """Hyper-parameters with a name and an origin.
+    """Hyper-parameters with a name and an origin."""
 
-    Args:
-        name: ``"public-code"``, ``"paper"``, ``"best"``, or your own name.
-        model: Model of the zoo.
-        dataset: Data set that they were chosen on.
-        settings: Fields of the training configuration and options of the model, as `--set` takes them.
-        source: Where they come from, in a sentence.
-        protocol: Protocol under which they were chosen, if known.
-        seeds: Number of runs that the source averages over, if known.
-        metric: What `validation` measures.
-        validation: Validation score that selected them, if they were tuned here.
-        trials: Number of settings that were compared.
-        runs: Number of runs that each of them was averaged over.
-        command: The command that found them.
-        note: A remark for readers.
-        variant: Label count or other variant of the data set (``"per_class=10"``); only experiments that ask for the
-            variant use such a preset.
-        data: Options of the data set that the settings need, such as ``features="raw"``.
-    """
-
-    name: str
-    model: str
-    dataset: str
+    name: str  #: ``"public-code"``, ``"paper"``, ``"best"``, or your own name
+    model: str  #: model of the zoo
+    dataset: str  #: data set that they were chosen on
+    #: fields of the training configuration and options of the model, as ``--set`` takes them
     settings: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    protocol: str | None = None
-    seeds: int | None = None
-    metric: str | None = None
-    validation: float | None = None
-    trials: int | None = None
-    runs: int | None = None
-    command: str | None = None
-    note: str | None = None
-    variant: str | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""  #: where they come from, in a sentence
+    protocol: str | None = None  #: protocol under which they were chosen, if known
+    seeds: int | None = None  #: number of runs that the source averages over, if known
+    metric: str | None = None  #: what `validation` measures
+    validation: float | None = None  #: validation score that selected them, if they were tuned here
+    trials: int | None = None  #: number of settings that were compared
+    runs: int | None = None  #: number of runs that each of them was averaged over
+    command: str | None = None  #: the command that found them
+    note: str | None = None  #: a remark for readers
+    variant: str | None = None  #: of the data set (``"per_class=10"``), for experiments that ask for the variant
+    data: Mapping[str, Any] = field(default_factory=dict)  #: options of the data set, such as ``features="raw"``
 
     @property
     def identity(self) -> tuple[str, str, str, str | None]:

@@ -23,18 +23,10 @@ import torch
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
+from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
-from difformer.experiments.measure import (
-    Interrupted,
-    Peak,
-    epoch_cost,
-    look,
-    measure,
-    peak_memory,
-    surroundings,
-    training_peak,
-)
+from difformer.experiments.measure import Interrupted, Peak, peak_memory
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
@@ -127,36 +119,25 @@ class Job:
     def settings_id(self) -> str:
         return self.cell.settings_id()
 
-    def split(self, seed: int) -> int:
+    def place(self, seed: int) -> int:
+        """Number of the split that a seed uses."""
         return seed % len(self.task.splits)
 
     def key(self, seed: int) -> str:
-        return run_key(self.settings_id, seed, self.task.splits[self.split(seed)].name, self.cell.data.mode)
+        return run_key(self.settings_id, seed, self.task.splits[self.place(seed)].name, self.cell.data.mode)
 
     def line(self, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
         """The line of a finished run."""
-        cell, preset, split = self.cell, self.cell.preset, self.task.splits[self.split(seed)]
+        cell, preset, split = self.cell, self.cell.preset, self.task.splits[self.place(seed)]
         line = {
-            **shared,
-            **dict(zip(("data", "system", "preset"), cell.key, strict=True)),
-            "status": DONE,
-            "key": self.key(seed),
-            "dataset": cell.data.dataset,
-            "data_options": {**cell.options, **cell.data.alter},
-            "protocol": self.task.protocol,
+            **shared, **cell.names, "status": DONE, "key": self.key(seed), "dataset": cell.data.dataset,
+            "data_options": cell.data_options, "protocol": self.task.protocol,
             "model": cell.system.model or cell.system.baseline,
-            "origin": preset.source,
-            "trials": preset.trials,
-            "tuning_runs": preset.runs,
+            "origin": preset.source, "trials": preset.trials, "tuning_runs": preset.runs,
             "settings": cell.settings() if self.config is None else complete(self.config),
-            "settings_id": self.settings_id,
-            "seed": seed,
-            "split": split.name,
-            "sizes": list(split.sizes()),
-            **measured,
-            "seconds": round(measured["seconds"], 4),
-            "peak_memory": peak.bytes,
-        }
+            "settings_id": self.settings_id, "seed": seed, "split": split.name, "sizes": list(split.sizes()),
+            **measured, "seconds": round(measured["seconds"], 4), "peak_memory": peak.bytes,
+        }  # fmt: skip
         return {**line, "id": run_id(line)}
 
 
@@ -174,15 +155,14 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                found = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+                found = measure.epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
             yield job.line(seed, shared, peak, **none, **found)
         return
     for record, peak, together in _records(job, seeds, device, watch):
-        measures = measure(
-            data.measures, data.dataset, task, task.splits[job.split(record.seed)], config, record.outputs
-        )
+        split = task.splits[job.place(record.seed)]
+        measures = measure.measure(data.measures, data.dataset, task, split, config, record.outputs)
         if data.mode in ("energy", "visualise"):
-            measures |= look(data.mode, task, config, record, device)
+            measures |= measure.look(data.mode, task, config, record, device)
         names = ("metric", "train", "valid", "test", "best_epoch", "epochs", "seconds")
         found = {name: getattr(record, name) for name in names}
         found |= {"higher_is_better": find_metric(record.metric).higher_is_better}
@@ -192,48 +172,45 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
 def _records(
     job: Job, seeds: Sequence[int], device: torch.device, watch: Watch
 ) -> Iterator[tuple[RunRecord, Peak, int]]:
-    """Records with their memory and the number of runs that trained as one."""
+    """Records with their memory and the number of runs that trained as one stack."""
     task, config, alone = job.task, job.config, job.cell.data.alone
-    diverged: list[NonFiniteLossError] = []
     if config is None:
-        for seed in seeds:
-            yield _untrained(job, seed), Peak(), 1
-    elif not alone and faster(task, config, len(seeds), device):
-        watch.begin(len(seeds))
+        yield from ((_untrained(job, seed), Peak(), 1) for seed in seeds)
+        return
+    stack, diverged = not alone and faster(task, config, len(seeds), device), []
+    for group in [seeds] if stack else [[seed] for seed in seeds]:
+        watch.begin(len(group))
+        if not stack and watch():
+            raise Interrupted
         with peak_memory(device) as peak:
-            runs = [Run(seed, job.split(seed), config) for seed in seeds]
-            results = train_stacked(task, runs, device, stop=watch)
-        diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
+            results = _train(job, config, group, device, watch, stack)
         records = [one for one in results if isinstance(one, RunRecord)]
+        failed = [one for one in results if isinstance(one, NonFiniteLossError)]
         whole = [one for one in records if one.status != "interrupted"]
         for record in whole:
-            yield record, peak, len(results)
-        if len(whole) + len(diverged) < len(seeds):
+            yield record, measure.training_peak(task, config, record.seed, device) if alone else peak, len(results)
+        if len(whole) + len(failed) < len(group):
             raise Interrupted(min((one.epochs for one in records if one.status == "interrupted"), default=0))
-    else:
-        for seed in seeds:
-            watch.begin()
-            if watch():
-                raise Interrupted
-            try:
-                with peak_memory(device) as peak:
-                    record = train_one(task, job.split(seed), config, seed, device, stop=watch)
-                if alone and record.status != "interrupted":
-                    peak = training_peak(task, config, seed, device)
-            except NonFiniteLossError as error:  # the other seeds still run
-                diverged.append(error)
-                continue
-            if record.status == "interrupted":
-                raise Interrupted(record.epochs)
-            yield record, peak, 1
+        diverged += failed
     if diverged:
         raise diverged[0]
 
 
+def _train(
+    job: Job, config: TrainConfig, seeds: Sequence[int], device: torch.device, watch: Watch, stack: bool
+) -> Sequence[RunRecord | NonFiniteLossError]:
+    if stack:
+        runs = [Run(seed, job.place(seed), config) for seed in seeds]
+        return train_stacked(job.task, runs, device, stop=watch)
+    try:
+        return [train_one(job.task, job.place(seeds[0]), config, seeds[0], device, stop=watch)]
+    except NonFiniteLossError as error:  # the other seeds still run
+        return [error]
+
+
 def _untrained(job: Job, seed: int) -> RunRecord:
     """The record of a baseline."""
-    task, started = job.task, time.perf_counter()
-    split = task.splits[job.split(seed)]
+    task, started, split = job.task, time.perf_counter(), job.task.splits[job.place(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
     train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
@@ -345,7 +322,7 @@ class _Work:
                 f"lines from {self.ledger.path}"
             )
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
-        return task, shared | surroundings(self.device)
+        return task, shared | measure.surroundings(self.device)
 
     def _cell(self, job: Job, count: int, shared: Line) -> None:
         cell, request = job.cell, self.request
@@ -358,8 +335,7 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = dict(zip(("data", "system", "preset"), cell.key, strict=True))
-        about |= {"settings_id": job.settings_id, **chosen}
+        about = {**cell.names, "settings_id": job.settings_id, **chosen}
         about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
         earlier = self._earlier(about)
         # A run that took too long may have the time now.

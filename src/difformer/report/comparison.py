@@ -40,46 +40,27 @@ Scores = Mapping[tuple[int, str], float]
 
 @dataclass(frozen=True)
 class Paired:
-    """A run against the first one.
+    """A run against the first one."""
 
-    Args:
-        name: Of the run.
-        pairs: Seeds for which both have a score.
-        difference: Mean of its metric less that of the first run.
-        deviation: Sample deviation of the differences.
-        interval: 95 % interval of the mean difference, from the corrected deviation where there are several splits.
-        t_test: p of the paired t-test; None with fewer than two pairs.
-        corrected: p with Nadeau and Bengio's correction; None where all pairs share one split.
-        ranks: p of Wilcoxon's signed-rank test; None with fewer than six pairs.
-        adjusted: p that decides, after Holm: the corrected one where there is one, otherwise the t-test's.
-        wins: Pairs in which it is better than the first run.
-        verdict: In words.
-    """
-
-    name: str
-    pairs: int
-    difference: float
-    deviation: float
-    interval: tuple[float, float] | None
-    t_test: float | None
-    corrected: float | None
-    ranks: float | None
-    adjusted: float | None
-    wins: int
-    verdict: str
+    name: str  #: of the run
+    pairs: int  #: number of seeds for which both have a score
+    difference: float  #: mean of its metric less that of the first run
+    deviation: float  #: sample deviation of the differences
+    interval: tuple[float, float] | None  #: 95 % interval of the mean difference, corrected if there are several splits
+    t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
+    corrected: float | None  #: p with Nadeau and Bengio's correction; None if all pairs share one split
+    ranks: float | None  #: p of Wilcoxon's signed-rank test; None with fewer than six pairs
+    adjusted: float | None  #: p that decides, after Holm: the corrected one, or the t-test's if there is none
+    wins: int  #: number of pairs in which it is better than the first run
+    verdict: str  #: in words
 
 
 def paired(
     first: Scores, other: Scores, *, name: str, test_to_train: float | None = None, higher: bool = True
 ) -> Paired:
-    """Compares scores by (seed, split) with those of the first; no verdict yet, see `judge`.
+    """Compares scores by (seed, split) with those of the `first`; no verdict yet, see `judge`.
 
-    Args:
-        first: Scores of the reference.
-        other: Scores of what is compared.
-        name: What `other` is called.
-        test_to_train: n_test / n_train, for the correction; None leaves it out.
-        higher: Whether a larger score is better.
+    `test_to_train` is n_test / n_train, for the correction; None leaves it out.
 
     Raises:
         UserError: If they share no pair.
@@ -114,13 +95,7 @@ def paired(
 
 
 def judge(found: Sequence[Paired], higher: bool, *, against: str) -> tuple[Paired, ...]:
-    """The same comparisons with Holm's p-values and a verdict each.
-
-    Args:
-        found: Comparisons with one and the same first side.
-        higher: Whether a larger score is better.
-        against: What the first side is called in verdicts.
-    """
+    """Comparisons with the same first side, called `against`, with Holm's p-values and a verdict each."""
     judged = []
     adjusted = holm([one.t_test if one.corrected is None else one.corrected for one in found])
     for one, p in zip(found, adjusted, strict=True):
@@ -160,23 +135,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Runs side by side."""
 
-    Args:
-        metric: What is compared.
-        higher_is_better: Whether a larger one is better.
-        sides: The runs, in the order given.
-        against_first: One entry for every run but the first.
-        settings: Settings that differ, by name, one value per run; ``–`` where its model has no such option.
-        notes: What a reader should know, one sentence each.
-    """
-
-    metric: str
-    higher_is_better: bool
-    sides: tuple[Side, ...]
-    against_first: tuple[Paired, ...]
-    settings: dict[str, tuple[Any, ...]]
-    notes: tuple[str, ...]
+    metric: str  #: what is compared
+    higher_is_better: bool  #: whether a larger value is better
+    sides: tuple[Side, ...]  #: the runs, in the order given
+    against_first: tuple[Paired, ...]  #: one entry for every run but the first
+    settings: dict[str, tuple[Any, ...]]  #: settings that differ, one value per run; ``–`` if its model has none
+    notes: tuple[str, ...]  #: what a reader should know, one sentence each
 
 
 def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:

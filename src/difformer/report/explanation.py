@@ -51,53 +51,30 @@ Place = int | str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Attribution:
-    """The predicted probability, or value, attributed to columns and instances.
+    """The predicted probability, or value, attributed to columns and instances."""
 
-    Args:
-        value: F(X): probability of the predicted class or column, or the predicted value.
-        base: The same if every instance had the average row.
-        columns: Effect of each column of the user's table, in the instance's row; of a graph, in all its nodes' rows.
-        neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
-        others: Effect of all other instances together.
-        gap: What quadrature leaves of value - base.
-        explained: The target that value and base are of, where the run has several.
-    """
-
-    value: float
-    base: float
-    columns: dict[str, float]
-    neighbours: dict[str, float]
-    others: float
-    gap: float
-    explained: str = ""
+    value: float  #: F(X): probability of the predicted class or column, or the predicted value
+    base: float  #: the same if every instance had the average row
+    columns: dict[str, float]  #: effect of each column of your table, in the instance's row; of a graph, in all rows
+    neighbours: dict[str, float]  #: effect of each instance that an observed edge leads from, by name; no self-loops
+    others: float  #: effect of all other instances together
+    gap: float  #: what quadrature leaves of value - base
+    explained: str = ""  #: the target that value and base are of, if the run has several
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an instance was predicted as it was.
+    """Why an instance was predicted as it was."""
 
-    Args:
-        name: The instance.
-        node: Its number; of a series its number within the snapshot; None for a graph, which is explained as a whole.
-        number: Snapshot or graph; None for a task on nodes.
-        prediction: What was predicted.
-        target: What it should be; empty where unknown.
-        title: The instance with its snapshot or graph, and how that was chosen where none was named.
-        attribution: The prediction by columns and neighbours; None where there are too many features for it, or the
-            model does not use them.
-        sentence: The same in one sentence.
-        remainder: What could not be attributed, in words; empty where the effects add up.
-    """
-
-    name: str
-    node: int | None
-    number: int | None
-    prediction: str
-    target: str
-    title: str
-    attribution: Attribution | None = field(repr=False)
-    sentence: str
-    remainder: str
+    name: str  #: the instance
+    node: int | None  #: its number, of a series within the snapshot; None for a graph, which is explained as a whole
+    number: int | None  #: snapshot or graph; None for a task on nodes
+    prediction: str  #: what was predicted
+    target: str  #: what it should be; empty if unknown
+    title: str  #: the instance with its snapshot or graph, and how that was chosen if none was named
+    attribution: Attribution | None = field(repr=False)  #: None with too many features, or if the model uses none
+    sentence: str  #: the attribution in one sentence
+    remainder: str  #: what could not be attributed, in words; empty if the effects add up
 
 
 def explain_node(

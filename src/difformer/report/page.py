@@ -65,23 +65,14 @@ OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part 
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written.
+    """A report that was written."""
 
-    Args:
-        path: The file.
-        size: In bytes.
-        notes: What was left out or sampled, one sentence each.
-        verdict: What the layers' energies mean, in a sentence; empty for models that have none.
-        answer: The result against simple models, in a sentence.
-        warnings: What a reader should know before believing the result.
-    """
-
-    path: Path
-    size: int
-    notes: tuple[str, ...]
-    verdict: str
-    answer: str = ""
-    warnings: tuple[str, ...] = ()
+    path: Path  #: the file
+    size: int  #: in bytes
+    notes: tuple[str, ...]  #: what was left out or sampled, one sentence each
+    verdict: str  #: what the layers' energies mean, in a sentence; empty for models that have none
+    answer: str = ""  #: the result against simple models, in a sentence
+    warnings: tuple[str, ...] = ()  #: what a reader should know before believing the result
 
 
 def write_report(
