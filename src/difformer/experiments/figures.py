@@ -37,23 +37,19 @@ BARS = "bars: ± standard deviation over seeds and splits"
 # Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
 FAR, GAIN, FEWEST = 3.0, 2.0, 5
 
-_STYLE: Mapping[str, Mapping[str, Any]] = {
-    "font": {"size": 9},
-    "axes": {"titlesize": 9.5, "labelsize": 9, "grid": True, "axisbelow": True},
-    "axes.spines": {"top": False, "right": False},
-    "grid": {"color": "#E2E2E2", "linewidth": 0.6},
-    "legend": {"frameon": False, "fontsize": 8},
-    "savefig": {"dpi": 160},
-    "svg": {"hashsalt": "difformer", "fonttype": "none"},  # the same figure gives the same file
-}
+_STYLE = {
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "axes.grid": True, "axes.axisbelow": True,
+    "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#E2E2E2", "grid.linewidth": 0.6,
+    "legend.frameon": False, "legend.fontsize": 8, "savefig.dpi": 160,
+    "svg.hashsalt": "difformer", "svg.fonttype": "none",  # the same figure gives the same file
+}  # fmt: skip
 
 
 def pyplot() -> Any:
     """Matplotlib without a display, in the style of this package; an error that names the extra if it is missing."""
     require("matplotlib", extra="figures", purpose="drawing figures").use("Agg")
     plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
-    for group, style in _STYLE.items():
-        plt.rc(group, **style)
+    plt.rcParams.update(_STYLE)
     return plt
 
 
@@ -141,10 +137,8 @@ def scores(summary: Summary) -> Any:
     if not shown and not costs:
         return None
     every = [row for _, rows in shown for row in rows]
-    width, height = 3.8, 2.2
-    if shown:
-        width = 2.9 + 0.075 * max(len(_name(row)) for row in every)
-        height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown))
+    width = 2.9 + 0.075 * max((len(_name(row)) for row in every), default=12)
+    height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown)) if shown else 2.2
     start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
     across = 2 if costs or len(shown) in (2, 4) else 3
     fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
@@ -154,17 +148,17 @@ def scores(summary: Summary) -> Any:
         spare.set_axis_off()
     for place, section in enumerate(costs):
         _cost_panels(axes[start + 2 * place :], section)
-    if every:
-        roles = {row.system.role for row in every}
-        marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
-        if any(row.preset == UNTUNED for row in every):
-            marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
-        if any(row.n > 1 for row in every):
-            marks.append(_bars())
-        if any(row.paper is not None for row in every):
-            source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
-            marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
-        legend_below(fig, marks)
+    if not every:
+        return fig
+    roles = {row.system.role for row in every}
+    marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
+    if any(row.preset == UNTUNED for row in every):
+        marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
+    marks += [_bars()] * any(row.n > 1 for row in every)
+    if any(row.paper is not None for row in every):
+        source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
+        marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
+    legend_below(fig, marks)
     return fig
 
 

@@ -26,16 +26,8 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.errors import UserError, did_you_mean
-from difformer.report.gather import (
-    DENSE_ENTRIES,
-    Material,
-    Scene,
-    column_names,
-    make_scene,
-    name_of,
-    source_columns,
-    usual_part,
-)
+from difformer.report import gather
+from difformer.report.gather import Material, Scene
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run
 
@@ -112,11 +104,11 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], target: int | str | No
     for node in nodes:
         number, place, chosen = locate(loaded, node)
         if number not in scenes:
-            scenes[number] = make_scene(loaded, number, with_states=False)
+            scenes[number] = gather.make_scene(loaded, number, with_states=False)
         scene = scenes[number]
         with torch.no_grad():
             outputs = scene.inputs.outputs(loaded.model)[place or 0].float().cpu()
-        name = title = name_of(task, number if place is None else place)  # type: ignore[arg-type]
+        name = title = gather.name_of(task, number if place is None else place)  # type: ignore[arg-type]
         if number is not None:
             where = f"graph {number}" if place is None else f"node {place} of snapshot {number}{chosen}"
             title = where if where == name or where.startswith(f"{name} of ") else f"{name} ({where})"
@@ -148,7 +140,7 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     second = find(node, task.num_nodes, names, "node")
     if first is not None:
         return find(first, task.num_instances, (), "snapshot"), second, ""
-    part, rows = usual_part(loaded.split)
+    part, rows = gather.usual_part(loaded.split)
     number = int(rows.max()) if rows.numel() else task.num_instances - 1
     return number, second, f", the last of the {part} part" if rows.numel() else ", the last"
 
@@ -175,7 +167,7 @@ def find(word: int | str, count: int, names: Sequence[str], what: str, argument:
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
     """Prediction and target as texts, the latter empty where unknown."""
-    names = column_names(task)
+    names = gather.column_names(task)
     if task.problem == "multiclass":
         return names[int(outputs.argmax())], names[int(y)] if int(y) >= 0 else ""
     both = (outputs.reshape(-1), y.reshape(-1))
@@ -210,7 +202,7 @@ def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
 def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> Attribution | None:
     """Integrated gradients of an output of an instance, or of a whole graph where `place` is None."""
     task = loaded.task
-    if scene.size * scene.inputs.x.shape[1] > DENSE_ENTRIES:
+    if scene.size * scene.inputs.x.shape[1] > gather.DENSE_ENTRIES:
         return None
     x = scene.inputs.x.to_dense().detach()
 
@@ -254,12 +246,12 @@ def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> A
         return None
     columns = {f"column {c}": v for c, v in enumerate(own.tolist())}
     if x.shape[1] == task.num_features:
-        columns = {name: float(own[held].sum()) for name, held in source_columns(task).items()}
+        columns = {name: float(own[held].sum()) for name, held in gather.source_columns(task).items()}
     neighbours: dict[str, float] = {}
     if scene.graph is not None and place is not None:
         source, target = scene.graph.edge_index.cpu()
         for j in source[(target == place) & (source != place)].unique().tolist():
-            name = name_of(task, j)
+            name = gather.name_of(task, j)
             neighbours[name if name not in neighbours else f"{name} (number {j})"] = float(each[j])
     others = 0.0 if place is None else float(each.sum() - each[place]) - sum(neighbours.values())
     explained = _target_name(task, column) if task.problem != "multiclass" and task.num_outputs > 1 else ""

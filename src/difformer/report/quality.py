@@ -20,18 +20,8 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.sparse import to_scipy
-from difformer.report.gather import (
-    DENSE_ENTRIES,
-    WHAT,
-    Material,
-    column_names,
-    dense_rows,
-    draw,
-    name_of,
-    original_cells,
-    rounded,
-    source_columns,
-)
+from difformer.report import gather
+from difformer.report.gather import Material
 from difformer.training.metrics import class_counts, column_aucs, find_metric
 from difformer.training.record import Predictions, spread
 
@@ -81,9 +71,9 @@ def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[
             "predicted_in": int((predicted[:, c] > 0).sum()),
             **{key: _mean(values[:, c]) for key, values in scores.items()},
         }
-        for c, name in enumerate(column_names(task))
+        for c, name in enumerate(gather.column_names(task))
     ]
-    names = ["no", "yes"] if columns else column_names(task)
+    names = ["no", "yes"] if columns else gather.column_names(task)
     shown = np.sort(np.argsort(-cells.sum(1), kind="stable")[:SHOWN_CLASSES])
     return {
         "kind": "classes", "table": table, "confusion": cells[np.ix_(shown, shown)].tolist(),
@@ -105,12 +95,12 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
         return {"kind": "residuals", "seeds": len(seeds), "scatter": None, "table": []}
     y, o = pairs[0]
     known = (~y.isnan()).flatten().nonzero().squeeze(1)
-    some = known[draw(known.numel(), SCATTER_POINTS)]
+    some = known[gather.draw(known.numel(), SCATTER_POINTS)]
     heights, edges = np.histogram(flat.numpy(), bins=BINS)
     series, columns = task.kind == "series", range(y.shape[1] if y.dim() > 1 else 1)
     groups: list[tuple[str, Any]] = [("all", ...)]
     if len(columns) > 1:
-        names = [name_of(task, c) for c in columns] if series else column_names(task)
+        names = [gather.name_of(task, c) for c in columns] if series else gather.column_names(task)
         groups += [(name, (slice(None), c)) for c, name in enumerate(names)]
     table = []
     for name, where in groups:
@@ -119,10 +109,10 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
     gaps = (o - y).square().flatten(1).nanmean(1).tolist() if series else []
     return {
         "kind": "residuals", "seeds": len(seeds), "mean": float(flat.mean()), "table": table,
-        "scatter": {name: [rounded(v) for v in one.flatten()[some].tolist()]
+        "scatter": {name: [gather.rounded(v) for v in one.flatten()[some].tolist()]
                     for name, one in (("target", y), ("prediction", o))},
         "histogram": {"left": edges[:-1].tolist(), "width": float(edges[1] - edges[0]), "height": heights.tolist()},
-        "over_time": {"time": seeds[0][0].tolist(), "mse": [rounded(v) for v in gaps]} if series else None,
+        "over_time": {"time": seeds[0][0].tolist(), "mse": [gather.rounded(v) for v in gaps]} if series else None,
     }  # fmt: skip
 
 
@@ -194,7 +184,7 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
     limit, sampled = max(LEAST_ROWS, FIT_WORK // each), False
     found: tuple[list[float], list[float]] = ([], [])
     for split in list(splits.values())[:FIT_SPLITS]:
-        part, train = split.parts()[material.part], split.train[draw(split.train.numel(), limit)]
+        part, train = split.parts()[material.part], split.train[gather.draw(split.train.numel(), limit)]
         sampled |= train.numel() < split.train.numel()
         y = task.y[part]
         shape = (*y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
@@ -217,7 +207,7 @@ def _table(task: Task, rows: Tensor) -> Any:
     if task.kind == "graphs":
         assert task.node_ptr is not None
         ends = zip(task.node_ptr[rows].tolist(), task.node_ptr[rows + 1].tolist(), strict=True)
-        return torch.stack([dense_rows(task, torch.arange(*two)).mean(0) for two in ends]).numpy()
+        return torch.stack([gather.dense_rows(task, torch.arange(*two)).mean(0) for two in ends]).numpy()
     return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
@@ -278,7 +268,7 @@ def column_importance(material: Material) -> Importance:
     passes, model = loaded.feed.passes(), loaded.model
     if not rows.numel() or passes[0].x.shape[1] != task.num_features:
         return Importance([], [], "Not measured: the model makes features of its own from the columns.")
-    if sum(one.x.shape[0] * one.x.shape[1] for one in passes) > DENSE_ENTRIES:
+    if sum(one.x.shape[0] * one.x.shape[1] for one in passes) > gather.DENSE_ENTRIES:
         return Importance([], [], "Not measured: there are too many rows and columns to shuffle one after the other.")
     dense = [one.x.to_dense() for one in passes]
     metric, targets = find_metric(material.folder.summary().metric), task.y[rows]
@@ -294,7 +284,7 @@ def column_importance(material: Material) -> Importance:
     expected = sign * float(metric(material.outputs[rows], targets))
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
-    groups, note = source_columns(task), ""
+    groups, note = gather.source_columns(task), ""
     limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
     if len(groups) > limit:
         note = f"{limit} of {len(groups):,} columns were tried, those with the largest gradients."
@@ -342,7 +332,7 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     series = task.kind == "series"
     columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
     numbers = part[[place[0] for place in places]]
-    held = original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
+    held = gather.original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
     names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
     instances = [(n, at[1]) if series else n for n, at in zip(numbers.tolist(), places, strict=True)]
     table = []
@@ -355,7 +345,7 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     said += "wrong." if count <= len(table) else f"wrong. The {len(table)} most confident ones are listed."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
-    headings = [*(["snapshot"] if series else []), WHAT[task.kind], *heads, *columns]
+    headings = [*(["snapshot"] if series else []), gather.WHAT[task.kind], *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, instances, said)
 
@@ -373,7 +363,7 @@ _Errors = tuple[list[str], list[tuple[int, ...]], list[list[Any]], int, int]
 
 
 def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
-    names, (chance, claim) = column_names(task), o.softmax(-1).max(-1)
+    names, (chance, claim) = gather.column_names(task), o.softmax(-1).max(-1)
     wrong = ((claim != y) & (y >= 0)).nonzero().squeeze(1)
     order = wrong[chance[wrong].argsort(descending=True)][:ERRORS].tolist()
     cells = [[names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)] for i in order]
@@ -383,13 +373,15 @@ def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
 
 def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
     """Columns with the wrong answer, or the largest errors of values."""
-    names, labels = column_names(task), task.problem == "multilabel"
+    names, labels = gather.column_names(task), task.problem == "multilabel"
     value, known = (o.sigmoid() if labels else o).reshape(y.shape), ~y.isnan()
     gap = (value - y).abs().masked_fill(~known, -1)
     count = int((gap > 0.5).sum() if labels else known.sum())
     order = gap.flatten().argsort(descending=True)[: min(ERRORS, count)]
     places = [tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape))) for flat in order.tolist()]
-    cells: list[list[Any]] = [[rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in places]
+    cells: list[list[Any]] = [
+        [gather.rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in places
+    ]
     heads = ["target", "probability" if labels else "prediction", "error"]
     if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
         heads, cells = ["column", *heads], [[names[at[1]], *own] for at, own in zip(places, cells, strict=True)]
