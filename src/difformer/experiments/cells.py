@@ -68,6 +68,11 @@ class Cell:
         config = self.config()
         return {"baseline": self.system.baseline} if config is None else complete(config)
 
+    def in_precision(self, precision: str | None) -> Cell:
+        """The cell in another precision, which is recorded but, like the device, does not change its identity."""
+        settings = {**self.preset.settings, "precision": precision}
+        return self if precision is None else replace(self, preset=replace(self.preset, settings=settings))
+
     def settings_id(self) -> str:
         """Identity of the data and settings of the cell."""
         return settings_id(self.system.model, self.settings(), self.data.dataset, self.data_options)
@@ -182,7 +187,11 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
         raise UserError(
             f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
         )
-    wanted = [c for c in chosen if not request.presets or c.preset.name in (*request.presets, NO_TRAINING)]
+    wanted = [
+        cell.in_precision(request.precision)
+        for cell in chosen
+        if not request.presets or cell.preset.name in (*request.presets, NO_TRAINING)
+    ]
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
         raise UserError(

@@ -19,7 +19,7 @@ import gc
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task, period_scale
 from difformer.experiments.ledger import code_version
+from difformer.experiments.spec import Data
 from difformer.report.gather import draw, make_scene
 from difformer.report.layers import chance, latent_layers, layer_energies, why_no_pairs
 from difformer.report.maps import project
@@ -56,15 +57,18 @@ class Interrupted(Exception):
         self.epochs = epochs
 
 
-def measure(
-    names: Sequence[str], dataset: str, task: Task, split: Split, config: TrainConfig, outputs: Tensor
-) -> dict[str, Any]:
-    """All measures of these names on the test part."""
+def split_of(task: Task, seed: int) -> Split:
+    """The split that a seed uses."""
+    return task.splits[seed % len(task.splits)]
+
+
+def measure(data: Data, task: Task, split: Split, config: TrainConfig, outputs: Tensor) -> dict[str, Any]:
+    """All measures of a section on the test part."""
     predicted, wanted = outputs[split.test].float(), task.y[split.test]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in data.measures:
         if name == "period-mse":
-            scale = period_scale(dataset, lags=task.num_features)
+            scale = period_scale(data.dataset, lags=task.num_features)
             found[name] = float(((same_shape(predicted, wanted) - wanted) * scale).square().mean())
         elif name == "batch-rocauc":
             size = config.batch_size or DEFAULT_BATCH_SIZE
@@ -127,7 +131,7 @@ def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.devi
     """Peak memory of one epoch of training, without evaluation."""
     with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
+        trainer = Trainer(task, split_of(task, seed), config, seed, device)
         trainer.train_epoch()  # the first epoch also allocates what stays
         with peak_memory(device, added=False) as peak:
             trainer.train_epoch()
@@ -168,7 +172,7 @@ def epoch_cost(
 
     with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
+        trainer = Trainer(task, split_of(task, seed), config, seed, device)
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1
         counted = timed(number)
@@ -178,7 +182,7 @@ def epoch_cost(
 
 def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: torch.device) -> dict[str, Any]:
     """Energy by layer of a trained model and, for ``"visualise"``, maps of its states and its strongest pairs."""
-    split = task.splits[record.seed % len(task.splits)]
+    split = split_of(task, record.seed)
     with isolated_rng(device):
         model = build_model(task, config)
         model.load_state_dict(record.state)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
-from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
-from difformer.experiments.measure import Interrupted, Peak, peak_memory
+from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
@@ -99,56 +98,31 @@ def why_not(cell: Cell, task: Task) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A cell with its task.
-
-    A `precision` that overrides the settings' own, like the device, does not make it another cell; its lines record it.
-    """
-
-    cell: Cell
-    task: Task
-    precision: str | None = None
-
-    @cached_property
-    def config(self) -> TrainConfig | None:
-        config = self.cell.config()
-        return config.replace(precision=self.precision) if config is not None and self.precision else config
-
-    @cached_property
-    def settings_id(self) -> str:
-        return self.cell.settings_id()
-
-    def place(self, seed: int) -> int:
-        """Number of the split that a seed uses."""
-        return seed % len(self.task.splits)
-
-    def key(self, seed: int) -> str:
-        return run_key(self.settings_id, seed, self.task.splits[self.place(seed)].name, self.cell.data.mode)
-
-    def line(self, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
-        """The line of a finished run."""
-        cell, preset, split = self.cell, self.cell.preset, self.task.splits[self.place(seed)]
-        line = {
-            **shared, **cell.names, "status": DONE, "key": self.key(seed), "dataset": cell.data.dataset,
-            "data_options": cell.data_options, "protocol": self.task.protocol,
-            "model": cell.system.model or cell.system.baseline,
-            "origin": preset.source, "trials": preset.trials, "tuning_runs": preset.runs,
-            "settings": cell.settings() if self.config is None else complete(self.config),
-            "settings_id": self.settings_id, "seed": seed, "split": split.name, "sizes": list(split.sizes()),
-            **measured, "seconds": round(measured["seconds"], 4), "peak_memory": peak.bytes,
-        }  # fmt: skip
-        return {**line, "id": run_id(line)}
+def line_of(cell: Cell, task: Task, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
+    """The line of a finished run."""
+    preset, split, settings_id = cell.preset, split_of(task, seed), cell.settings_id()
+    line = {
+        **shared, **cell.names, "status": DONE, "key": run_key(settings_id, seed, split.name, cell.data.mode),
+        "dataset": cell.data.dataset, "data_options": cell.data_options, "protocol": task.protocol,
+        "model": cell.system.model or cell.system.baseline,
+        "origin": preset.source, "trials": preset.trials, "tuning_runs": preset.runs,
+        "settings": cell.settings(), "settings_id": settings_id,
+        "seed": seed, "split": split.name, "sizes": list(split.sizes()),
+        **measured, "seconds": round(measured["seconds"], 4), "peak_memory": peak.bytes,
+    }  # fmt: skip
+    return {**line, "id": run_id(line)}
 
 
-def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line) -> Iterator[Line]:
+def perform(
+    cell: Cell, task: Task, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line
+) -> Iterator[Line]:
     """One line per seed, as soon as it is finished.
 
     Raises:
         Interrupted: If `watch` stopped a run.
         NonFiniteLossError: If a seed diverged, after all others were trained.
     """
-    data, task, config = job.cell.data, job.task, job.config or TrainConfig()
+    data, config = cell.data, cell.config() or TrainConfig()
     if data.mode == "cost":
         none: Line = dict.fromkeys(("train", "valid", "test", "best_epoch"))
         none |= {"metric": "seconds per epoch", "higher_is_better": False, "stacked": 1}
@@ -156,34 +130,34 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
             watch.begin()
             with peak_memory(device, added=False) as peak:
                 found = measure.epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
-            yield job.line(seed, shared, peak, **none, **found)
+            yield line_of(cell, task, seed, shared, peak, **none, **found)
         return
-    for record, peak, together in _records(job, seeds, device, watch):
-        split = task.splits[job.place(record.seed)]
-        measures = measure.measure(data.measures, data.dataset, task, split, config, record.outputs)
+    for record, peak, together in _records(cell, task, seeds, device, watch):
+        measures = measure.measure(data, task, split_of(task, record.seed), config, record.outputs)
         if data.mode in ("energy", "visualise"):
             measures |= measure.look(data.mode, task, config, record, device)
         names = ("metric", "train", "valid", "test", "best_epoch", "epochs", "seconds")
         found = {name: getattr(record, name) for name in names}
         found |= {"higher_is_better": find_metric(record.metric).higher_is_better}
-        yield job.line(record.seed, shared, peak, **found, measures=measures, stacked=together)
+        yield line_of(cell, task, record.seed, shared, peak, **found, measures=measures, stacked=together)
 
 
 def _records(
-    job: Job, seeds: Sequence[int], device: torch.device, watch: Watch
+    cell: Cell, task: Task, seeds: Sequence[int], device: torch.device, watch: Watch
 ) -> Iterator[tuple[RunRecord, Peak, int]]:
     """Records with their memory and the number of runs that trained as one stack."""
-    task, config, alone = job.task, job.config, job.cell.data.alone
+    config, alone = cell.config(), cell.data.alone
     if config is None:
-        yield from ((_untrained(job, seed), Peak(), 1) for seed in seeds)
+        yield from ((_untrained(cell, task, seed), Peak(), 1) for seed in seeds)
         return
     stack, diverged = not alone and faster(task, config, len(seeds), device), []
     for group in [seeds] if stack else [[seed] for seed in seeds]:
+        runs = [Run(seed, seed % len(task.splits), config) for seed in group]
         watch.begin(len(group))
         if not stack and watch():
             raise Interrupted
         with peak_memory(device) as peak:
-            results = _train(job, config, group, device, watch, stack)
+            results = _train(task, runs, device, watch, stack)
         records = [one for one in results if isinstance(one, RunRecord)]
         failed = [one for one in results if isinstance(one, NonFiniteLossError)]
         whole = [one for one in records if one.status != "interrupted"]
@@ -196,23 +170,22 @@ def _records(
         raise diverged[0]
 
 
-def _train(
-    job: Job, config: TrainConfig, seeds: Sequence[int], device: torch.device, watch: Watch, stack: bool
-) -> Sequence[RunRecord | NonFiniteLossError]:
+def _train(task: Task, runs: list[Run], device: torch.device, watch: Watch, stack: bool) -> list[Any]:
+    """A record or a `NonFiniteLossError` per run."""
     if stack:
-        runs = [Run(seed, job.place(seed), config) for seed in seeds]
-        return train_stacked(job.task, runs, device, stop=watch)
+        return train_stacked(task, runs, device, stop=watch)
+    (one,) = runs
     try:
-        return [train_one(job.task, job.place(seeds[0]), config, seeds[0], device, stop=watch)]
+        return [train_one(task, one.split, one.config, one.seed, device, stop=watch)]
     except NonFiniteLossError as error:  # the other seeds still run
         return [error]
 
 
-def _untrained(job: Job, seed: int) -> RunRecord:
+def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
     """The record of a baseline."""
-    task, started, split = job.task, time.perf_counter(), job.task.splits[job.place(seed)]
-    outputs = baseline(job.cell.system.baseline, task, split)
-    metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
+    started, split = time.perf_counter(), split_of(task, seed)
+    outputs = baseline(cell.system.baseline, task, split)
+    metric = find_metric(cell.data.settings.get("metric", task.metric), task.problem)
     train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
     seconds, name = time.perf_counter() - started, metric.name
     return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
@@ -295,8 +268,7 @@ class _Work:
                     self.outcome.left += count * (len(wanted) - place)
                     return
                 loaded[name] = found
-            task, shared = loaded[name]
-            self._cell(Job(cell, task, self.request.precision), count, shared)
+            self._cell(cell, *loaded[name], count)
 
     def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, Line] | None:
         """The task and what all its lines share; None if it cannot be loaded."""
@@ -324,9 +296,10 @@ class _Work:
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
         return task, shared | measure.surroundings(self.device)
 
-    def _cell(self, job: Job, count: int, shared: Line) -> None:
-        cell, request = job.cell, self.request
-        seeds = [seed for seed in range(count) if (*cell.key, job.key(seed)) not in self.done]
+    def _cell(self, cell: Cell, task: Task, shared: Line, count: int) -> None:
+        request, own, mode = self.request, cell.settings_id(), cell.data.mode
+        keys = {seed: run_key(own, seed, split_of(task, seed).name, mode) for seed in range(count)}
+        seeds = [seed for seed, key in keys.items() if (*cell.key, key) not in self.done]
         self.outcome.there += count - len(seeds)
         if not seeds:
             return
@@ -335,20 +308,19 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = {**cell.names, "settings_id": job.settings_id, **chosen}
-        about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
+        about = {**cell.names, "settings_id": own, **chosen, "id": " ".join([own, self.device.type, *chosen.values()])}
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
             self.outcome.failed[cell.key] = earlier["reason"]
             self.outcome.errors += bool(earlier.get("fault"))
             return
-        if reason := why_not(cell, job.task):
+        if reason := why_not(cell, task):
             self._refuse(about, reason)
             return
         made, watch = 0, Watch(self.stop, request.limit)
         try:
-            for line in perform(job, seeds, self.device, watch, shared):
+            for line in perform(cell, task, seeds, self.device, watch, shared):
                 self.ledger.append({**line, "time": _now()})
                 made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
