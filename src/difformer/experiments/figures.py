@@ -10,15 +10,20 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
+import torch
+from numpy import quantile
+
 from difformer.data.errors import require
+from difformer.diffusion import as_diffusivity
 from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.render import LABELS, devices, letters
 from difformer.files import write_whole
+from difformer.report.maps import GRID
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
@@ -117,12 +122,11 @@ def _few(row: Row, what: str = "test") -> str:
 def near(points: Sequence[float]) -> tuple[float, float]:
     """The lowest and highest point that an axis should contain."""
     low, high = min(points), max(points)
-    if len(points) < FEWEST:
-        return low, high
-    first, _, third = quantiles(points, n=4, method="inclusive")
+    first, third = quantile(points, (0.25, 0.75))
     reach = FAR * (third - first)
     kept = [point for point in points if first - reach <= point <= third + reach]
-    return (min(kept), max(kept)) if (max(kept) - min(kept)) * GAIN < high - low else (low, high)
+    outliers = len(points) >= FEWEST and (max(kept) - min(kept)) * GAIN < high - low
+    return (min(kept), max(kept)) if outliers else (low, high)
 
 
 # Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.
@@ -171,10 +175,9 @@ def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
     means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
     papers = [None if row.paper is None else row.paper.mean for row in rows]
     # The axis contains every near point with its bar, and a margin.
-    low, high = first, last = near([*means, *(paper for paper in papers if paper is not None)])
-    for mean, spread in zip(means, spreads, strict=True):
-        if first <= mean <= last:
-            low, high = min(low, mean - spread), max(high, mean + spread)
+    first, last = near([*means, *(paper for paper in papers if paper is not None)])
+    bars = [(mean - bar, mean + bar) for mean, bar in zip(means, spreads, strict=True) if first <= mean <= last]
+    low, high = min([first, *(bar[0] for bar in bars)]), max([last, *(bar[1] for bar in bars)])
     margin = 0.04 * ((high - low) or abs(high) or 1.0)
     low, high = low - margin, high + margin
     for place, (row, mean, spread, paper) in enumerate(zip(rows, means, spreads, papers, strict=True)):
@@ -368,10 +371,6 @@ def energy(summary: Summary) -> Any:
 
 
 def _form(axes: Any, name: str) -> None:
-    import torch
-
-    from difformer.diffusion import as_diffusivity
-
     (curves, field, height), form = axes, as_diffusivity(name)
     z = torch.linspace(-2, 2, 201, dtype=torch.float64)
     curves.plot(z, form.delta(z.square()), color=BLUE, label="δ(z²)")
@@ -407,9 +406,8 @@ def _form(axes: Any, name: str) -> None:
 def visualise(summary: Summary) -> Any:
     """One row per data set and system, one panel per layer or snapshot."""
     pictures = [
-        (f"{section.data.label}, {row.system.label}, seed {row.first('seed')}", picture)
-        for section in summary.sections
-        for row in section.rows
+        (f"{row.data.label}, {row.system.label}, seed {row.first('seed')}", picture)
+        for row in summary.rows
         if row.n and (picture := row.first("measures").get("pictures"))
     ]
     if not pictures:
@@ -421,10 +419,10 @@ def visualise(summary: Summary) -> Any:
         for ax in row[len(picture) :]:
             ax.set_axis_off()
         seen = [value for panel in picture for value in panel["values"] or ()]
-        drawn = None
         for ax, panel in zip(row, picture, strict=False):
-            drawn = _map(ax, panel, f"{fill(title, 42)}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
-        if drawn is not None:
+            drawn = _map(ax, panel, (min(seen), max(seen)) if seen else None)
+            ax.set_title(f"{fill(title, 42)}\n{panel['title']}", loc="left", fontsize=8)
+        if seen:
             fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
     every = [panel for _, picture in pictures for panel in picture]
     classes = sorted({number for panel in every if panel["values"] is None for number in panel["classes"] or ()})
@@ -441,36 +439,27 @@ def _look(number: int) -> dict[str, str]:
     return {"color": CYCLE[number % len(CYCLE)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
-    """States as points, pairs as lines; returns the points if their colour is a number."""
-    from difformer.report.maps import GRID
-
-    x, y = panel["x"], panel["y"]
+def _map(ax: Any, panel: Any, limits: tuple[float, float] | None) -> Any:
+    """States as points, pairs as lines; returns the points if their colour is a number, within `limits`."""
+    x, y, drawn = panel["x"], panel["y"], None
     strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)
     for source, target, weight in panel["pairs"]:
         shade = 0.15 + 0.5 * weight / strongest
         ax.plot([x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=shade)
-    drawn = None
-    if values is None:
+    if limits is None:
         for number in sorted(set(panel["classes"])):
             chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
             ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, lw=0, zorder=2, **_look(number))
     else:
-        look = {"cmap": "cividis", "vmin": values[0], "vmax": values[1], "edgecolors": "black", "lw": 0.4}
+        look = {"cmap": "cividis", "vmin": limits[0], "vmax": limits[1], "edgecolors": "black", "lw": 0.4}
         drawn = ax.scatter(x, y, s=36, c=panel["values"], zorder=2, **look)
     reach = (-0.05 * GRID, 1.05 * GRID)
     ax.set(xticks=[], yticks=[], xlim=reach, ylim=reach, aspect="equal")
     ax.spines[:].set(visible=True, color="#BBBBBB")
-    ax.set_title(title, loc="left", fontsize=8)
     ax.grid(False)
     return drawn
 
 
 DRAWINGS: Mapping[str, Callable[[Summary], Any]] = {
-    "scores": scores,
-    "depth": depth,
-    "batch-size": batch_size,
-    "robustness": robustness,
-    "energy": energy,
-    "visualise": visualise,
+    one.__name__.replace("_", "-"): one for one in (scores, depth, batch_size, robustness, energy, visualise)
 }
