@@ -22,6 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,8 @@ class Ledger:
             raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add one line: on disk when this returns, or not there at all."""
-        append_line(self.path, line)
+        """Add one line, with the time: on disk when this returns, or not there at all."""
+        append_line(self.path, {**line, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")})
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -149,18 +150,14 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
         default = complete(TrainConfig(model=model))
     except ValueError:  # a model that the package no longer has
         default = {}
-    before = {key: value for key, value in _BEFORE.items() if key in default}
+    # Older lines have ``norm = false`` for ``"none"``.
+    usual = {key: "none" if value is False else value for key, value in default.items()}
     chosen = {
         key: value
-        for key, value in {**before, **settings}.items()
-        if key not in _NO_IDENTITY and (key not in default or _plain(value) != _plain(default[key]))
+        for key, value in {**{key: _BEFORE[key] for key in _BEFORE if key in default}, **settings}.items()
+        if key not in _NO_IDENTITY and (key not in usual or ("none" if value is False else value) != usual[key])
     }
     return identity(model=model, settings=chosen, dataset=dataset, options=options)
-
-
-def _plain(value: Any) -> Any:
-    """Older lines have ``norm = false`` for ``"none"``."""
-    return "none" if value is False else value
 
 
 def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:

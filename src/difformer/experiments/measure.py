@@ -15,9 +15,9 @@ takes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -99,26 +100,24 @@ def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         found.bytes = torch.cuda.max_memory_allocated(device) - held
         return
-    was_reset = _reset_peak()
-    before = _entry("/proc/self/status", "VmRSS")
+    before = _reset_peak()
     yield found
-    after = _entry("/proc/self/status", "VmHWM")
-    if was_reset and before and after:
-        found.bytes = max(1024 * (int(after.split()[0]) - int(before.split()[0])), 0)
+    if before and (after := _resident("VmHWM")):
+        found.bytes = max(after - before, 0)
 
 
-def _reset_peak() -> bool:
-    """Reset the process's peak memory to the present value; False if the system does not allow it."""
-    if not sys.platform.startswith("linux"):
-        return False
+def _reset_peak() -> int:
+    """Reset the process's peak memory to the present value and return it; 0 if the system does not allow it."""
     try:
-        import ctypes
-
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory would otherwise not count when it is used again
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
+    except (OSError, AttributeError):  # not Linux, or another C library
+        return 0
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int:
+    return 1024 * int(_entry("/proc/self/status", name).partition(" ")[0] or 0)
 
 
 def _entry(path: str, name: str) -> str:
@@ -140,8 +139,6 @@ def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.devi
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Device, threads and versions, for the ledger."""
-    import numpy
-
     versions = {"difformer": code_version(), "torch": torch.__version__, "numpy": numpy.__version__}
     where = describe(device)
     if device.type == "cpu":

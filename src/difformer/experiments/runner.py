@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +320,7 @@ class _Work:
         made, watch = 0, Watch(self.stop, request.limit)
         try:
             for line in perform(cell, task, seeds, self.device, watch, shared):
-                self.ledger.append({**line, "time": _now()})
+                self.ledger.append(line)
                 made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
                 done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
@@ -355,8 +354,7 @@ class _Work:
         self.say(f"{self.experiment.name} {about['data']} {which}".rstrip() + f": {reason}")
         if (self._earlier(about) or {}).get("reason") != reason:
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
-            line = {**shared, **about, "status": FAILED, "reason": reason, "time": _now()}
-            line |= {"fault": True} if fault else {}
+            line = {**shared, **about, "status": FAILED, "reason": reason, **({"fault": True} if fault else {})}
             self.failures.setdefault(cell_of(about), []).append(line)
             self.ledger.append(line)
 
@@ -374,7 +372,3 @@ def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
     if isinstance(error, NonFiniteLossError):
         return f"diverged: {said}", False
     return f"{type(error).__name__}: {error}", not isinstance(error, ImportError)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -203,11 +203,4 @@ def _made(kind: Any, entry: Mapping[str, Any], path: Path) -> Any:
     known = [one.name for one in fields(kind)]
     if unknown := sorted(set(entry) - set(known)):
         raise UserError(f"{path}: {kind.__name__} has no field {unknown[0]!r}; known are {', '.join(known)}")
-    return kind(**{key: _frozen(value) for key, value in entry.items()})
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, also inside tables."""
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return {key: _frozen(one) for key, one in value.items()} if isinstance(value, dict) else value
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
