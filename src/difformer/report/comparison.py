@@ -83,13 +83,12 @@ def paired(
         """Two-sided, under Student's t with n - 1 degrees of freedom."""
         return float(2 * stats.t.sf(abs(mean) / deviation, n - 1)) if deviation else float(mean == 0)
 
-    plain = corrected = ranks = interval = None
+    plain = corrected = interval = None
     if n > 1:
         plain, corrected = p_value(deviations[0]), None if ratio is None else p_value(deviations[1])
         reach = float(stats.t.ppf(0.975, n - 1)) * deviations[1]
         interval = (mean - reach, mean + reach)
-    if n >= LEAST_FOR_RANKS and d.any():
-        ranks = float(stats.wilcoxon(d).pvalue)
+    ranks = float(stats.wilcoxon(d).pvalue) if n >= LEAST_FOR_RANKS and d.any() else None
     wins = int(((d > 0) if higher else (d < 0)).sum())
     return Paired(name, n, mean, s, interval, plain, corrected, ranks, None, wins, "")
 
@@ -158,11 +157,10 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     metric, higher = summaries[0].metric, summaries[0].higher_is_better
     about = [{"task": f.about["data"]["task"], "metric": s.metric} for f, s in zip(folders, summaries, strict=True)]
     for folder, own in zip(folders[1:], about[1:], strict=True):
-        if differs := [what for what in own if own[what] != about[0][what]]:
-            what, theirs, mine = differs[0], own[differs[0]], about[0][differs[0]]
-            raise UserError(
-                f"{folder.path} is of {what} {theirs!r}, {folders[0].path} of {mine!r}: such runs cannot be paired"
-            )
+        for what, mine in about[0].items():
+            if own[what] != mine:
+                both = f"{folder.path} is of {what} {own[what]!r}, {folders[0].path} of {mine!r}"
+                raise UserError(f"{both}: such runs cannot be paired")
     names = [folder.path.name for folder in folders]
     names = names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]
     sides = [_side(*three) for three in zip(folders, summaries, names, strict=True)]

@@ -125,12 +125,10 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     if task.kind != "series":
         if isinstance(node, tuple):
             raise UserError(f"node: {node} names a snapshot and a node; {task.name!r} has no snapshots")
-        start, what = (
-            loaded.new or 0,
-            "graph" if task.kind == "graphs" else "instance" if loaded.new is None else "new row",
-        )
+        start, graphs = loaded.new or 0, task.kind == "graphs"
+        what = "graph" if graphs else "instance" if loaded.new is None else "new row"
         found = start + find(node, task.num_instances - start, task.instance_names[start:], what)
-        return (found, None, "") if task.kind == "graphs" else (None, found, "")
+        return (found, None, "") if graphs else (None, found, "")
     names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
     first: int | str | None = None
     if isinstance(node, tuple):
@@ -150,19 +148,15 @@ def find(word: int | str, count: int, names: Sequence[str], what: str, argument:
     if isinstance(word, str) and word in names:
         places = [place for place, name in enumerate(names) if name == word]
         if len(places) > 1:
-            shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
-            raise UserError(
-                f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}"
-            )
+            shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
+            said = f"{len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
+            raise UserError(f"{argument}: {said}")
         return places[0]
     if str(word).isdecimal() and int(word) < count:
         return int(word)
-    known = f"names such as {names[0]!r}, or " if names else ""
-    hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
-    raise UserError(
-        f"{argument}: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to "
-        f"{count - 1}"
-    )
+    hint = did_you_mean(word, names) if isinstance(word, str) and not word.isdecimal() else ""
+    known = f"{'E' if hint else 'e'}xpected {f'names such as {names[0]!r}, or ' if names else ''}a number"
+    raise UserError(f"{argument}: there is no {what} {word!r}; {hint}{known} from 0 to {count - 1}")
 
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
@@ -172,18 +166,17 @@ def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
         return names[int(outputs.argmax())], names[int(y)] if int(y) >= 0 else ""
     both = (outputs.reshape(-1), y.reshape(-1))
     if task.problem == "multilabel":
-        answers = (both[0] > 0, both[1] > 0.5)
-        said = [[name for name, yes in zip(names, one.tolist(), strict=True) if yes] for one in answers]
-        return ", ".join(said[0]) or "none", "" if y.isnan().all() else ", ".join(said[1]) or "none"
-    names = [""] if len(names) == 1 else [f"{_target_name(task, c)} " for c in range(len(names))]
-    first, second = (
-        ", ".join(f"{name}{v:.4g}" for name, v in zip(names, one.tolist(), strict=True) if v == v) for one in both
-    )
+        answers = [zip(names, one.tolist(), strict=True) for one in (both[0] > 0, both[1] > 0.5)]
+        first, second = (", ".join(name for name, yes in one if yes) or "none" for one in answers)
+        return first, "" if y.isnan().all() else second
+    names = [""] if len(names) == 1 else [f"{name} " for name in _target_names(task)]
+    pairs = [[(name, v) for name, v in zip(names, one.tolist(), strict=True) if v == v] for one in both]
+    first, second = (", ".join(f"{name}{v:.4g}" for name, v in one) for one in pairs)
     return first, second
 
 
-def _target_name(task: Task, column: int) -> str:
-    return task.class_names[column] if task.class_names else f"target {column}"
+def _target_names(task: Task) -> Sequence[str]:
+    return task.class_names or [f"target {c}" for c in range(task.num_outputs)]
 
 
 def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
@@ -193,9 +186,7 @@ def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
             raise UserError("target: the run predicts one label, whose probability is explained; leave it out")
         return int(outputs.argmax())
     if target is not None:
-        return find(
-            target, task.num_outputs, [_target_name(task, c) for c in range(task.num_outputs)], "target", "target"
-        )
+        return find(target, task.num_outputs, _target_names(task), "target", "target")
     return 0 if task.problem == "regression" else int(outputs.abs().argmax())
 
 
@@ -254,7 +245,7 @@ def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> A
             name = gather.name_of(task, j)
             neighbours[name if name not in neighbours else f"{name} (number {j})"] = float(each[j])
     others = 0.0 if place is None else float(each.sum() - each[place]) - sum(neighbours.values())
-    explained = _target_name(task, column) if task.problem != "multiclass" and task.num_outputs > 1 else ""
+    explained = _target_names(task)[column] if task.problem != "multiclass" and task.num_outputs > 1 else ""
     return Attribution(at(1.0), at(0.0), columns, neighbours, others, sum(gap for gap, *_ in found), explained)
 
 

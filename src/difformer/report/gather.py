@@ -71,17 +71,11 @@ class Material:
         return None
 
 
-def gather(
-    run: RunFolder | str | Path,
-    *,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> Material:
-    """Opens a run."""
+def gather(run: RunFolder | str | Path, *, seed: int | None = None, **given: Any) -> Material:
+    """Opens a run; `given` as in `difformer.training.trained_run.load_run`."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     chosen = best_seed(folder) if seed is None else seed
-    loaded = load_run(folder, seed=chosen, task=task, device=device)
+    loaded = load_run(folder, seed=chosen, **given)
     done = [chosen, *(r["seed"] for r in folder.results() if r["seed"] != chosen)]
     predictions = tuple(_read_predictions(folder, loaded.task, one) for one in done)
     return Material(folder, loaded, chosen, predictions, usual_part(loaded.split)[0])

@@ -127,10 +127,8 @@ def _answer(material: Material, base: Sequence[Baseline]) -> str:
     summary, part, task = material.folder.summary(), material.part, material.task
     what = {"nodes": "instances", "series": "snapshots", "graphs": "graphs"}[task.kind]
     others = " and ".join(f"{one.name} gives {one.mean:.4f}" for one in base if one.mean == one.mean)
-    splits = len({result["split"] for result in summary.results})
-    where = (
-        "split" if splits == 1 else "splits" if splits <= quality.FIT_SPLITS else f"first {quality.FIT_SPLITS} splits"
-    )
+    splits, most = len({result["split"] for result in summary.results}), quality.FIT_SPLITS
+    where = "split" if splits == 1 else "splits" if splits <= most else f"first {most} splits"
     direction = "" if summary.higher_is_better else " (lower is better)"
     return (
         f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
@@ -145,18 +143,12 @@ def _value(material: Material) -> str:
 
 
 def _spread(value: tuple[float, float | None] | None, digits: int = 3) -> str:
-    """Mean ± deviation, without the latter where one value is all there is."""
-    if value is None:
-        return "–"
-    return f"{value[0]:.{digits}f}" + ("" if value[1] is None else f" ± {value[1]:.{digits}f}")
+    """Mean ± deviation, without the latter if there is one value."""
+    return "–" if value is None else " ± ".join(f"{one:.{digits}f}" for one in value if one is not None)
 
 
 def _warnings(
-    material: Material,
-    base: Sequence[Baseline],
-    found: dict[str, Any],
-    energies: LayerEnergies | None,
-    depth: str,
+    material: Material, base: Sequence[Baseline], found: dict[str, Any], energies: LayerEnergies | None, depth: str
 ) -> list[str]:
     """What a reader should know before believing the page, in plain words."""
     summary, part, count = material.folder.summary(), material.part, material.rows.numel()

@@ -64,15 +64,10 @@ def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[
     with np.errstate(invalid="ignore"):
         scores = {"precision": hits / predicted, "recall": hits / actual, "f1": 2 * hits / (predicted + actual)}
     scores |= {"auc": np.array(areas)} if columns else {}
-    table = [
-        {
-            "name": name,
-            "number": actual[:, c].mean(),
-            "predicted_in": int((predicted[:, c] > 0).sum()),
-            **{key: _mean(values[:, c]) for key, values in scores.items()},
-        }
-        for c, name in enumerate(gather.column_names(task))
-    ]
+    table = []
+    for c, name in enumerate(gather.column_names(task)):
+        row = {"name": name, "number": actual[:, c].mean(), "predicted_in": int((predicted[:, c] > 0).sum())}
+        table.append(row | {key: _mean(values[:, c]) for key, values in scores.items()})
     names = ["no", "yes"] if columns else gather.column_names(task)
     shown = np.sort(np.argsort(-cells.sum(1), kind="stable")[:SHOWN_CLASSES])
     return {
@@ -339,12 +334,11 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     for one, own, more in zip(instances, cells, held, strict=True):
         which = one[1] if isinstance(one, tuple) else one
         table.append([*([one[0]] if series else []), names[which] if names else which, *own, *more])
-    said = (
-        f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {'is' if count == 1 else 'are'} "
-    )
-    said += "wrong." if count <= len(table) else f"wrong. The {len(table)} most confident ones are listed."
+    of = f"of {total:,} {material.part} {{}} of seed {material.seed}"
+    said = f"{count:,} {of.format('predictions')} {'is' if count == 1 else 'are'} wrong."
+    said += f" The {len(table)} most confident ones are listed." if count > len(table) else ""
     if task.problem == "regression":
-        said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
+        said = f"The {len(table)} largest {of.format('errors')}."
     headings = [*(["snapshot"] if series else []), gather.WHAT[task.kind], *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, instances, said)
@@ -379,9 +373,8 @@ def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
     count = int((gap > 0.5).sum() if labels else known.sum())
     order = gap.flatten().argsort(descending=True)[: min(ERRORS, count)]
     places = [tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape))) for flat in order.tolist()]
-    cells: list[list[Any]] = [
-        [gather.rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in places
-    ]
+    numbers = torch.stack([y, value, value - y], -1)
+    cells: list[list[Any]] = [[gather.rounded(v) for v in numbers[at].tolist()] for at in places]
     heads = ["target", "probability" if labels else "prediction", "error"]
     if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
         heads, cells = ["column", *heads], [[names[at[1]], *own] for at, own in zip(places, cells, strict=True)]
