@@ -62,14 +62,14 @@ def figure(experiment: str, source: str, data: Data, system: str) -> Figure | No
     """The figure of a system in a source; that of the paper may stand under what the section names as published."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
-    table = next((tables[key] for key in keys if system in tables.get(key, {})), None)
-    if table is None or isinstance(table[system], str):
-        return None if table is None else Figure(text=table[system])
+    table = next((tables[key] for key in keys if system in tables.get(key, {})), {})
+    found = table.get(system)
+    if found is None or isinstance(found, str):
+        return None if found is None else Figure(text=found)
     # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
     printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
     digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    mean, deviation = (*map(float, table[system]), None)[:2]
-    return Figure(mean, deviation, digits)
+    return Figure(*map(float, found), digits=digits)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,17 @@ class Row:
         return len(self.runs)
 
     @property
-    def label(self) -> str:
-        return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
-
-    @property
     def settings(self) -> str:
         """Name of the preset in tables."""
         return SHOWN.get(self.preset, self.preset)
+
+    @property
+    def label(self) -> str:
+        return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
+
+    def first(self, what: str, default: Any = None) -> Any:
+        """A field of the first run."""
+        return self.runs.iloc[0][what] if self.n and what in self.runs else default
 
     @property
     def metric(self) -> str:
@@ -108,6 +112,10 @@ class Row:
         """1 if a higher score is better, otherwise -1."""
         return 1 if self.first("higher_is_better", True) else -1
 
+    def factor(self, what: str = "test") -> int:
+        """100 for metrics and measures shown in percent, otherwise 1."""
+        return 100 if (self.metric if what in ("test", "valid", "train") else what) in PERCENT else 1
+
     @property
     def scale(self) -> int:
         """`factor` of what is compared with published figures."""
@@ -116,19 +124,11 @@ class Row:
     @property
     def low(self) -> int:
         """Number of runs in mixed precision."""
-        return int(self.runs["place"].str.endswith(" in bf16").sum()) if self.n else 0
-
-    def factor(self, what: str = "test") -> int:
-        """100 for metrics and measures shown in percent, otherwise 1."""
-        return 100 if (self.metric if what in ("test", "valid", "train") else what) in PERCENT else 1
-
-    def first(self, what: str, default: Any = None) -> Any:
-        """A field of the first run."""
-        return self.runs.iloc[0][what] if self.n and what in self.runs else default
+        return int(self.runs["place"].str.endswith(" in bf16").sum())
 
     def values(self, what: str = "test") -> Any:
         """One number per run: ``"test"``, ``"valid"``, ``"seconds"``, …, or a measure."""
-        return self.runs[what].dropna().astype(float) if what in self.runs else pandas().Series(dtype=float)
+        return self.runs.get(what, pandas().Series(dtype=float)).dropna().astype(float)
 
     def mean(self, what: str = "test") -> float | None:
         values = self.values(what)
@@ -145,7 +145,12 @@ class Row:
 
     def scores(self) -> dict[tuple[int, str], float]:
         """Scores by seed and split."""
-        return dict(self.runs.set_index(["seed", "split"])["test"].dropna()) if self.n else {}
+        return dict(self.runs.set_index(["seed", "split"])["test"].dropna())
+
+    @property
+    def splits(self) -> int:
+        """Number of splits with a score."""
+        return len({split for _, split in self.scores()})
 
     @property
     def missing(self) -> str:
@@ -176,6 +181,11 @@ class Comparison:
     @property
     def p(self) -> float | None:
         return None if self.test is None else self.test.adjusted
+
+    @property
+    def ties(self) -> int:
+        """Number of pairs with the same score."""
+        return len(self.ours.scores().items() & self.other.scores().items())
 
     @property
     def significant(self) -> bool:

@@ -14,7 +14,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from difformer.data.errors import require
-from difformer.experiments.analysis import Comparison, Figure, Row, Section, Summary, pandas, published, read_summary
+from difformer.experiments.analysis import Figure, Row, Section, Summary, pandas, published, read_summary
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.spec import experiments
 from difformer.files import write_whole
@@ -148,24 +148,6 @@ def _by_layer(row: Row, name: str) -> str:
     return " → ".join(f"{sum(v) / len(v):.3g}" for v in zip(*curves, strict=True)) or NONE
 
 
-def sentence(one: Comparison) -> str:
-    """A comparison in words."""
-    other = one.other.label if one.what == one.other.system.label else f"{one.what}, {one.other.label}"
-    start = f"{one.ours.label} against {other}: "
-    test = one.test
-    if test is None:
-        return f"{start}no seed and split in common, so nothing can be tested."
-    unit = " points" if one.ours.scale == 100 else ""
-    who = "equal" if one.gain == 0 else f"{abs(one.gain):.3g}{unit} {'better' if one.gain > 0 else 'worse'}"
-    ties = len(one.ours.scores().items() & one.other.scores().items())
-    wins = f"better in {test.wins} of {test.pairs} pairs" + (f", equal in {ties}" if ties else "")
-    if one.p is None:
-        return f"{start}{who} ({wins}); one pair cannot be tested."
-    only = "" if len({split for _, split in one.ours.scores()}) > 1 else " on this split"
-    verdict = f"{'' if one.significant else 'not '}significant{only}"
-    return f"{start}{who} ({wins}), p = {one.p:.2g}: {verdict}."
-
-
 def below_paper(section: Section) -> tuple[int, list[str]]:
     """On the paper's own splits: how many rivals can be compared with it, and those far below, with their tuning."""
     best: dict[str, Row] = {}
@@ -200,7 +182,7 @@ def _markdown(cells: Any) -> str:
 
 def markdown(summary: Summary) -> str:
     """The whole table in Markdown."""
-    helpers = {"devices": devices, "table": table, "sentence": sentence, "below_paper": below_paper, "limit": BELOW}
+    helpers = {"devices": devices, "table": table, "below_paper": below_paper, "limit": BELOW}
     return _fill("table.md", summary=summary, published=published(), **helpers)
 
 
@@ -229,40 +211,16 @@ def write_results(folder: Path, path: Path) -> None:
     gains = {what: _gains(sections, what) for what in ("attention off", "the best rival")}
     if len(gains["attention off"]):
         save(attention_figure([section for _, section in sections]), folder, "attention")
-    rows = pandas().DataFrame([_page_row(one, section, links) for one, section in sections])
-    text = _fill("results.md", found=found, gains=gains, rows=rows, by_task=_by_task, links=links)
-    write_whole(path, text.encode())
+    page = _fill("results.md", found=found, sections=sections, gains=gains, top=_top, score=score, links=links)
+    write_whole(path, page.encode())
 
 
-def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
-    rival, off = section.comparison("the best rival"), section.comparison("attention off")
-    ours, published_rows = section.comparisons[0].ours, [row for row in section.rows if row.system.role == "ours"]
-
-    def top(source: str) -> str:
-        """The best figure of a source."""
-        known = [one for row in published_rows if (one := getattr(row, source)) is not None and one.mean is not None]
-        best = min if any(one.mean < 2 for one in known) else max  # errors of series: lower is better
-        return str(best(known, key=lambda one: one.mean)) if known and section.data.compare == "test" else NONE
-
-    def result(row: Row, *, bold: bool) -> str:
-        mark = "**" if bold and rival is not None and rival.significant else ""
-        return f"{mark}{score(row, count=False)}{mark} ({row.system.label})"
-
-    budgets = [ours.budget, *(one.other.budget if one else NONE for one in (rival, off))]
-    p_values = [NONE if one is None or one.p is None else f"{one.p:.2g}" for one in (rival, off)]
-    found = {
-        "data": f"[{section.data.label}]({links}/{summary.experiment.name}/table.md)",
-        "paper": top("paper"),
-        "authors' code": top("authors"),
-        "ours": result(ours, bold=rival is not None and rival.gain > 0),
-        "best rival": result(rival.other, bold=rival.gain <= 0) if rival else NONE,
-        "off": score(off.other, count=False) if off else NONE,
-        "splits": str(len({split for _, split in ours.scores()})),
-        "trials": "/".join({"": "0", "borrowed": "*"}.get(one, one.partition(" × ")[0]) for one in budgets),
-        "p, rival": p_values[0],
-        "p, off": p_values[1],
-    }
-    return {key: value.replace(" ± ", "±") for key, value in found.items()}
+def _top(section: Section, source: str) -> str:
+    """The best figure of ours in a source."""
+    figures = [getattr(row, source) for row in section.rows if row.system.role == "ours"]
+    known = [one for one in figures if one is not None and one.mean is not None]
+    best = min if any(one.mean < 2 for one in known) else max  # errors of series: lower is better
+    return str(best(known, key=lambda one: one.mean)) if known and section.data.compare == "test" else NONE
 
 
 def _gains(sections: Sequence[tuple[Summary, Section]], what: str) -> Any:
@@ -280,16 +238,3 @@ def _gains(sections: Sequence[tuple[Summary, Section]], what: str) -> Any:
         for summary, section in sections
         if (one := section.comparison(what))
     )
-
-
-def _by_task(found: Any) -> Any:
-    """What attention adds, by kind of task."""
-    rows = []
-    for title, part in found.groupby("task", sort=False):
-        gains, unit = part["gain"], " points" if part["points"].iloc[0] else " (MSE)"
-        row = {"kind of task": title, "attention ahead": f"{(gains > 0).sum()} of {len(gains)}"}
-        row["gain, median (range)"] = f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}"
-        for sign, said in ((1, "better"), (-1, "worse")):
-            row[f"significantly {said}"] = "; ".join(part["data"][part["sign"] == sign]) or NONE
-        rows.append(row)
-    return pandas().DataFrame(rows)
