@@ -62,14 +62,15 @@ def figure(experiment: str, source: str, data: Data, system: str) -> Figure | No
     """The figure of a system in a source; that of the paper may stand under what the section names as published."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
-    table = next((tables[key] for key in keys if system in tables.get(key, {})), {})
+    table: dict[str, Any] = next((tables[key] for key in keys if system in tables.get(key, {})), {})
     found = table.get(system)
     if found is None or isinstance(found, str):
         return None if found is None else Figure(text=found)
     # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
     printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
     digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    return Figure(*map(float, found), digits=digits)
+    mean, deviation = (*map(float, found), None)[:2]
+    return Figure(mean, deviation, digits)
 
 
 @dataclass(frozen=True)

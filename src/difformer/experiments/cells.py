@@ -41,11 +41,6 @@ class Cell:
         return self.data.key, self.system.key, self.preset.name
 
     @property
-    def names(self) -> dict[str, str]:
-        """The key as fields of a line."""
-        return dict(zip(("data", "system", "preset"), self.key, strict=True))
-
-    @property
     def options(self) -> dict[str, Any]:
         """Options of the data set, those of the settings included."""
         return {**self.data.options, **self.preset.data}
@@ -67,11 +62,6 @@ class Cell:
         """Every setting including defaults; of a baseline its name."""
         config = self.config()
         return {"baseline": self.system.baseline} if config is None else complete(config)
-
-    def in_precision(self, precision: str | None) -> Cell:
-        """The cell in another precision, which is recorded but, like the device, does not change its identity."""
-        settings = {**self.preset.settings, "precision": precision}
-        return self if precision is None else replace(self, preset=replace(self.preset, settings=settings))
 
     def settings_id(self) -> str:
         """Identity of the data and settings of the cell."""
@@ -187,11 +177,7 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
         raise UserError(
             f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
         )
-    wanted = [
-        cell.in_precision(request.precision)
-        for cell in chosen
-        if not request.presets or cell.preset.name in (*request.presets, NO_TRAINING)
-    ]
+    wanted = [c for c in chosen if not request.presets or c.preset.name in (*request.presets, NO_TRAINING)]
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
         raise UserError(
@@ -202,7 +188,9 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     if measured is not None and request.precision not in (None, "float32"):
         why = f"{measured} measures time or memory, in float32 for all systems"
         raise UserError(f"--precision {request.precision}: {why}; drop --precision")
-    return wanted
+    # The precision is recorded but, like the device, no part of a run's identity.
+    more = {"precision": request.precision} if request.precision else {}
+    return [replace(c, preset=replace(c.preset, settings={**c.preset.settings, **more})) for c in wanted]
 
 
 def _check(request: Request) -> None:

@@ -1,19 +1,16 @@
 """``runs.jsonl``: an append-only ledger with one line per finished run, and one per run that failed, with the reason.
 
-A line is written in one call and flushed to disk before the next run starts. Whatever stops the process, every line is
-complete except perhaps the last, which is cut off before anything is appended. Lines are self-contained, so files from
-several machines can be concatenated.
-
-Each finished run has two names:
+A line is written in one call and flushed to disk before the next run starts. If the process is killed, every line is
+complete except perhaps the last, which is cut off before the next append. Lines are self-contained, so files from
+several machines can be concatenated. Each finished run has two names:
 
 * ``key`` identifies what was asked for: data set with options, settings that differ from their defaults, seed, split
   and what is measured. A run is made again only if no line of its row has its key.
 * ``id`` identifies what was measured: the key, the fingerprint of the data, the version of the code and of torch, the
   kind of device and the precision. Two lines with the same id have the same score.
 
-Lines written before version 0.2 carry the key's predecessor under ``id``. `Ledger.read` adds both names to them, so the
-files stay as they were written: where two such lines shared an id but not a score, they differ in fingerprint, torch
-version or device, and so in their new ids.
+Lines of version 0.1 have the key's predecessor under ``id``. `Ledger.read` computes both names for them; the files stay
+as they were written.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from difformer.zoo import find, options_of
 DONE, FAILED = "done", "failed"
 Line = dict[str, Any]
 CellKey = tuple[str, str, str]
+CELL = ("data", "system", "preset")  # fields of a line that are its cell's key
 # Fields that do not affect a result, or hold those that do.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
 # Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
@@ -194,22 +192,20 @@ def named(line: Line) -> Line:
     found = settings_id(line["model"], settings, line["dataset"], line.get("data_options", {}))
     signs = {"epoch_seconds": "cost", "pictures": "visualise", "energy": "energy"}
     mode = next((mode for sign, mode in signs.items() if sign in line["measures"]), "score")
-    line = {**line, "settings_id": found, "key": run_key(found, line["seed"], line["split"], mode)}
+    line |= {"settings_id": found, "key": run_key(found, line["seed"], line["split"], mode)}
     return {**line, "id": run_id(line)}
 
 
 def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None) -> list[Line]:
     """Finished runs that count: for each cell those with one and the same settings, for each seed the last.
 
-    Args:
-        lines: Lines of the ledger.
-        planned: ``settings_id`` of each cell today. A cell without runs of these settings, or that is not planned,
-            shows those of its last run.
+    `planned` holds the ``settings_id`` of each cell today. A cell that is not planned, or has no runs of these
+    settings, shows the settings of its last run.
     """
     done = [line for line in lines if line["status"] == DONE]
     meant = {cell_of(line): line["settings_id"] for line in done}
     there = {(cell_of(line), line["settings_id"]) for line in done}
-    meant |= {cell: id_ for cell, id_ in (planned or {}).items() if (cell, id_) in there}
+    meant |= dict(there & (planned or {}).items())
     kept = {(*cell_of(line), line["seed"]): line for line in done if line["settings_id"] == meant[cell_of(line)]}
     return list(kept.values())
 
@@ -228,4 +224,5 @@ def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
 
 def cell_of(line: Mapping[str, Any]) -> CellKey:
     """Data, system and preset of a line."""
-    return line["data"], line.get("system", ""), line.get("preset", "")
+    data, system, preset = (line.get(name, "") for name in CELL)
+    return data, system, preset

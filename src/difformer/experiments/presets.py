@@ -1,15 +1,14 @@
 """Presets: named hyper-parameters for a model on a data set, and where they come from.
 
-``presets.toml`` holds those of the package. Three names are used:
+``presets.toml`` holds those of the package, under three names:
 
 * ``"public-code"``: the values of the authors' public code, including its oddities.
 * ``"paper"``: tuned over the paper's own grid, under its protocol.
 * ``"best"``: tuned over a larger space, under the default protocol.
 
-The last two exist only where a search was run; they record the validation score, the number of trials and the command.
-`difformer tune` writes a file with one preset in the same form, for `difformer fit --preset FILE`.
-
-This module does not import torch: the command line reads presets before it knows whether it will train.
+The last two record the search: validation score, number of trials, command. `difformer tune` writes a file with one
+preset in the same form, for `difformer fit --preset FILE`. This module does not import torch: the command line reads
+presets before it knows whether it will train.
 """
 
 from __future__ import annotations
@@ -68,11 +67,10 @@ class Preset:
     @property
     def data_options(self) -> dict[str, str]:
         """Options of the data set that they were found with: `data`, or ``--data KEY=VALUE`` of the command."""
-        found: dict[str, str] = {key: str(value) for key, value in self.data.items()}
-        within = False
+        found, option = {key: str(value) for key, value in self.data.items()}, ""
         for word in shlex.split(self.command or ""):
-            within = word == "--data" if word.startswith("--") else within
-            if within and "=" in word:
+            option = word if word.startswith("--") else option
+            if option == "--data" and "=" in word:
                 key, _, value = word.partition("=")
                 found[key] = value
         return found
@@ -90,13 +88,12 @@ def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
     A preset's ``inherits`` names bases. Later bases override earlier ones, and its own settings override all of them.
     """
     content = read_toml(path)
-    bases: dict[str, dict[str, Any]] = content.get("base", {})
     found = []
     for entry in content.get("preset", []):
-        inherited: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for base in entry.pop("inherits", []):
-            inherited |= bases[base]
-        found.append(_preset({**entry, "settings": {**inherited, **entry.get("settings", {})}}, path))
+            settings |= content["base"][base]
+        found.append(_preset({**entry, "settings": settings | entry.get("settings", {})}, path))
     return tuple(found)
 
 
@@ -120,10 +117,8 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     exists = [f"on {dataset} it exists for {models}"] if models else []
     exists += [f"{model} has it for {datasets}"] if datasets else []
     exists = [f"for that pair there is {here}"] if here else exists or [f"{model} has it for no data set"]
-    raise UserError(
-        f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
-        f"Leave --preset out to use the defaults, or find values with `difformer tune`"
-    )
+    remedy = "Leave --preset out to use the defaults, or find values with `difformer tune`"
+    raise UserError(f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. {remedy}")
 
 
 def read_preset(path: str | os.PathLike[str]) -> Preset:

@@ -23,7 +23,7 @@ from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
-from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, run_id, run_key
 from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
@@ -101,11 +101,11 @@ def line_of(cell: Cell, task: Task, seed: int, shared: Line, peak: Peak, **measu
     """The line of a finished run."""
     preset, split, settings_id = cell.preset, split_of(task, seed), cell.settings_id()
     line = {
-        **shared, **cell.names, "status": DONE, "key": run_key(settings_id, seed, split.name, cell.data.mode),
+        **shared, **dict(zip(CELL, cell.key, strict=True)), "status": DONE,
+        "key": run_key(settings_id, seed, split.name, cell.data.mode),
         "dataset": cell.data.dataset, "data_options": cell.data_options, "protocol": task.protocol,
-        "model": cell.system.model or cell.system.baseline,
+        "model": cell.system.model or cell.system.baseline, "settings": cell.settings(), "settings_id": settings_id,
         "origin": preset.source, "trials": preset.trials, "tuning_runs": preset.runs,
-        "settings": cell.settings(), "settings_id": settings_id,
         "seed": seed, "split": split.name, "sizes": list(split.sizes()),
         **measured, "seconds": round(measured["seconds"], 4), "peak_memory": peak.bytes,
     }  # fmt: skip
@@ -307,7 +307,8 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = {**cell.names, "settings_id": own, **chosen, "id": " ".join([own, self.device.type, *chosen.values()])}
+        about = dict(zip(CELL, cell.key, strict=True)) | {"settings_id": own, **chosen}
+        about["id"] = " ".join([own, self.device.type, *chosen.values()])
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
