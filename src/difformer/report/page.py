@@ -35,11 +35,6 @@ from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded
 
 NAME = "report.html"
-NAVIGATION = {
-    "results": "Results", "predictions": "Predictions", "errors": "Errors", "columns": "Columns", "map": "Map",
-    "within": "Attention", "energy": "Energy", "explanations": "Explanations", "cost": "Cost", "run": "Run",
-    "use": "Use",
-}  # fmt: skip
 OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
 
 
@@ -101,18 +96,13 @@ def write_report(
     figures |= plots.within(attention) | plots.energies(energies)
     answer, warnings = _answer(material, base), _warnings(material, base, found, energies, depth)
     context = {
-        "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,
-        "answer": answer, "warnings": warnings, "material": material, "folder": folder, "about": folder.about,
-        "task": task, "kind": task.kind, "summary": summary, "value": _value(material), "baselines": base,
-        "splits": len({result["split"] for result in summary.results}), "metric": summary.metric,
-        "protocol": protocol_text(task.protocol, summary.metric), "thinned": thinned, "found": found,
-        "settings": {**folder.about["model"].get("options", {}), **folder.about["training"]},
-        "calibration": sure, "errors": wrong, "errors_csv": _csv_link(wrong), "importance": columns,
-        "figures": figures, "scene": scene, "maps": drawn, "attention": attention,
-        "missing": layers.why_no_pairs(scene), "off": comparison.attention_off(folder),
+        "material": material, "summary": summary, "value": _value(material), "baselines": base, "answer": answer,
+        "warnings": warnings, "thinned": thinned, "found": found, "calibration": sure, "errors": wrong,
+        "errors_csv": _csv_link(wrong), "importance": columns, "figures": figures, "scene": scene, "maps": drawn,
+        "attention": attention, "missing": layers.why_no_pairs(scene), "off": comparison.attention_off(folder),
         "attention_off": ATTENTION_OFF, "verdict": depth, "energies": energies, "explanations": explanations,
-        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "own": folder.source is not None,
-        "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
+        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly,
+        "protocol": protocol_text(task.protocol, summary.metric), "css": _asset("page.css"), "js": _asset("page.js"),
         "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": plots.COLOURS}),
     }  # fmt: skip
     content = environment.get_template("page.html").render(context).encode()
