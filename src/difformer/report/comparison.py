@@ -191,7 +191,7 @@ def _side(folder: RunFolder, summary: Summary, name: str) -> Side:
 
 
 def _test_to_train(folder: RunFolder) -> float | None:
-    """n_test / n_train of the first seed, from its predictions, whose hash is known; ranks keep ``split.npz`` alone."""
+    """n_test / n_train of the first seed, from its predictions, whose hash is checked, or from ``split.npz``."""
     for result in folder.results():
         splits = folder.file(result["seed"], SPLIT)
         if folder.file(result["seed"], PREDICTIONS).is_file():

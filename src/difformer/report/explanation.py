@@ -303,7 +303,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def worth_explaining(material: Material, worst: Sequence[Place]) -> list[Place]:
-    """The worst errors, of which `worst` are the first, and of classes the narrowest success."""
+    """The first of the `worst` errors and, for classes, the correct prediction with the smallest margin."""
     part, found = material.rows, list(dict.fromkeys(worst))[:WRONG]
     if material.task.problem == "multiclass" and material.task.kind != "series" and part.numel():
         top = material.outputs[part].softmax(-1).topk(min(2, material.task.num_outputs), dim=-1)

@@ -49,7 +49,7 @@ Colouring = dict[str, Any]
 
 @dataclass(frozen=True)
 class Map:
-    """One map and what was found on the way."""
+    """One map, notes about it, and the attention that it shows."""
 
     data: dict[str, Any]  # for the page's script
     notes: list[str]  # sentences about it
@@ -57,7 +57,7 @@ class Map:
 
 
 def make_maps(material: Material, scene: Scene | None, always: Sequence[int]) -> list[Map]:
-    """The instances of a task on nodes, a snapshot of a series; of many graphs the graphs, and the nodes of one."""
+    """Maps of the instances (nodes), of one snapshot (series), or of all graphs and of the nodes of one (graphs)."""
     if material.task.kind == "graphs":
         return [_graphs_map(material), *([] if scene is None else [_nodes_of_graph_map(material, scene)])]
     assert scene is not None
@@ -157,7 +157,7 @@ def _map(
 
 
 def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] | None) -> dict[str, Any]:
-    """Pairs of a layer; ``same`` is 1 where both ends are of one class, 0 where they are not, -1 where unknown."""
+    """Pairs of a layer; ``same`` is 1 if both ends have the same class, 0 if not, -1 if unknown."""
     pairs = list(zip(layer.source, layer.target, strict=True))
     observed = [int(pair in edges) for pair in pairs]
     found = {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": observed}
@@ -192,12 +192,10 @@ def project(layers: list[Tensor]) -> list[Points]:
 
 def _principal(z: Tensor) -> tuple[Tensor, float]:
     centred = z - z.mean(0)
-    # The d × d covariance is small where there are many rows.
+    # The d × d covariance is small even with many rows.
     values, vectors = torch.linalg.eigh(centred.T @ centred)
     top = vectors[:, -2:].flip(1)
-    points = centred @ top
-    if points.shape[1] < 2:
-        points = torch.cat([points, points.new_zeros(points.shape[0], 2 - points.shape[1])], 1)
+    points = functional.pad(centred @ top, (0, 2 - top.shape[1]))
     total = float(values.clamp_min(0).sum())
     return points, float(values[-2:].clamp_min(0).sum()) / total if total > 0 else 1.0
 
@@ -230,7 +228,7 @@ def _by_part(material: Material, rows: Tensor) -> Colouring:
 
 
 def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouring]:
-    """By what should be and what is predicted, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
+    """Colours by target and by prediction, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
     names = gather.column_names(task)
     if task.problem == "multiclass":
         predicted = outputs.argmax(-1)
@@ -253,22 +251,22 @@ def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouri
 
 @dataclass(frozen=True)
 class Cards:
-    """Of the shown instances, in their order."""
+    """What is shown when a point is selected, in the order of the points."""
 
     titles: list[str]  # one short line each: a name, or kind and number
     texts: Sequence[str] = ()  # more of each
     sprite: bytes | None = None  # PNG of all pictures, or None
     side: int = 0  # width and height of one picture
-    note: str = ""  # what could not be shown, and why; empty where nothing is missing
+    note: str = ""  # what could not be shown, and why; empty if nothing is missing
 
 
 def _titles(task: Task, rows: Tensor) -> list[str]:
-    """Long names are cut: thousands of them would fill a page."""
+    """Names, cut to a length that thousands of them can have."""
     return [gather.shortened(gather.name_of(task, i), TITLE_LENGTH) for i in rows.tolist()]
 
 
 def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
-    """Of some nodes of a task on nodes."""
+    """Cards of some instances of a task on nodes."""
     titles = _titles(task, rows)
     if source is not None and source.name in IMAGES:
         pictures = _pictures(source.name, source.root, task.num_instances)
@@ -281,7 +279,7 @@ def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
 
 
 def _pictures(name: str, root: str | None, count: int) -> Array | None:
-    """Images ``[N, H, W, C]`` uint8 in the order of the task; None where they are not on disk."""
+    """Images ``[N, H, W, C]`` uint8 in the order of the task; None if they are not on disk."""
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -297,7 +295,7 @@ def _pictures(name: str, root: str | None, count: int) -> Array | None:
 
 
 def _posts(root: str | None, count: int) -> list[str]:
-    """Texts in the order of the task; none where they are not on disk."""
+    """Texts in the order of the task; none if they are not on disk."""
     from difformer.data.lookup import find
 
     if (found := find("20news", root, forms=("text",))) is None:
@@ -308,7 +306,7 @@ def _posts(root: str | None, count: int) -> list[str]:
 
 
 def _strong_columns(task: Task, rows: Tensor) -> list[str]:
-    """The columns in which an instance is most unusual, in original units, where columns have names."""
+    """The columns in which an instance is most unusual, in original units; nothing if columns have no names."""
     if not task.feature_names:
         return []
     score = gather.dense_rows(task, rows)

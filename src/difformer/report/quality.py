@@ -29,8 +29,8 @@ SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000
 BINS, CONFIDENCE_BINS = 60, 10
 ERRORS, ERROR_COLUMNS = 300, 12
-# Of linear models: rows times features times classes, the least number of rows, splits, target columns.
-MOSTLY_ZERO = 0.8  # such features are counts of words and the like, whose rows are brought to unit length
+MOSTLY_ZERO = 0.8  # share of zeros from which on features are treated as counts, with rows scaled to unit length
+# Limits of linear models: rows × features × classes, least number of rows, splits, target columns.
 FIT_WORK, LEAST_ROWS, FIT_SPLITS, FIT_COLUMNS = 50_000_000, 200, 5, 16
 TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ Spread = tuple[float, float | None]
 
 
 def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
-    """What is shown of the predictions of all seeds on one part."""
+    """Facts about the predictions of all seeds on one part."""
     return (_residuals if task.problem == "regression" else _classes)(task, [_on(one, part) for one in seeds])
 
 
@@ -77,7 +77,7 @@ def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[
 
 
 def _mean(values: Sequence[float] | Array) -> Spread | None:
-    """Mean and sample deviation of those that are known; one value has no deviation."""
+    """Mean and sample deviation of known values; a single value has no deviation."""
     known = [float(value) for value in values if value == value]
     return (float(np.mean(known)), spread(known) if len(known) > 1 else None) if known else None
 
@@ -112,7 +112,7 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
 
 
 def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
-    """MSE, MAE and R² of known targets; NaN where there are none, or where R² has no variance to explain."""
+    """MSE, MAE and R² of known targets; NaN if there are none, or no variance for R² to explain."""
     target, value = target[~target.isnan()], value[~target.isnan()]
     error, variance = value - target, target.var(unbiased=False) if target.numel() else torch.tensor(math.nan)
     mse = error.square().mean()
@@ -121,7 +121,7 @@ def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predicted probabilities against how often they are right, in bins that hold anything."""
+    """Predicted probabilities against how often they are right, in bins that are not empty."""
 
     confidence: list[float]  # mean predicted probability of each bin
     accuracy: list[float]  # share that is right
@@ -130,7 +130,7 @@ class Calibration:
 
 
 def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
-    """Of the predicted class, or of the more probable answer of every column; None for a regression."""
+    """Calibration of the predicted class, or of the likelier answer of each column; None for a regression."""
     sure, right = [], []
     for predictions in seeds if task.problem != "regression" else ():
         rows, _, y = _on(predictions, part)
@@ -196,7 +196,7 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
 
 
 def _table(task: Task, rows: Tensor) -> Any:
-    """Features of instances, dense or scipy's CSR; of graphs means over nodes, of series one row per node."""
+    """Features of instances, dense or in scipy's CSR; means over the nodes of graphs, one row per node of series."""
     if task.kind == "series":
         return task.x[rows].flatten(0, 1).numpy()
     if task.kind == "graphs":
@@ -207,7 +207,7 @@ def _table(task: Task, rows: Tensor) -> Any:
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
-    """Targets as columns of floats, NaN where unknown; of classes one column of numbers."""
+    """Targets as columns of floats, NaN if unknown; classes are one column of numbers."""
     y = task.y[rows].reshape(-1, 1 if task.problem == "multiclass" else task.num_outputs).double().numpy()
     return np.where(y < 0, np.nan, y) if task.problem == "multiclass" else y
 
@@ -223,7 +223,7 @@ def _simple(task: Task, train: Tensor, part: Tensor, linear: bool) -> Array:
     outputs = np.zeros((asked.shape[0], task.num_outputs))
     scale = Normalizer if hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO else StandardScaler
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
+        warnings.simplefilter("ignore")  # a model that has not converged is good enough for comparison
         for c in np.flatnonzero(~np.isnan(y).all(0)):
             known = ~np.isnan(y[:, c])
             values = y[known, c]
@@ -254,10 +254,10 @@ class Importance:
 
 @torch.no_grad()
 def column_importance(material: Material) -> Importance:
-    """Permutation importance on the part that is reported, for the seed that is looked into.
+    """Permutation importance on the reported part, for the shown seed.
 
-    Encoded columns of one column of the table are shuffled together. Of more than `TRIED_COLUMNS` columns those with
-    the largest gradient times deviation are tried.
+    Encoded columns of one column of the table are shuffled together. At most `TRIED_COLUMNS` columns are tried, those
+    with the largest gradient times deviation.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model
@@ -298,7 +298,7 @@ def column_importance(material: Material) -> Importance:
 
 
 def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
-    """Of every column Σ_i |∂L/∂x_ic| times its deviation, L the sum of squared outputs."""
+    """Σ_i |∂L/∂x_ic| times the deviation of each column c, with L the sum of squared outputs."""
     total = torch.zeros(dense[0].shape[1])
     for one, x in zip(material.loaded.feed.passes(), dense, strict=True):
         with torch.enable_grad():
@@ -315,12 +315,12 @@ class ErrorList:
     headings: list[str]  # of the columns
     rows: list[list[Any]]  # one per error
     right: list[int]  # numbers of the columns that hold numbers
-    places: list[Any]  # the instance of every row; of a series snapshot and node
+    places: list[Any]  # the instance of each row; snapshot and node for a series
     said: str  # how many there are, and how many are listed
 
 
 def errors(material: Material, important: Sequence[str]) -> ErrorList:
-    """Errors of the seed that is looked into, with the columns of their instances in original units."""
+    """Errors of the shown seed, with the columns of their instances in original units."""
     task, part = material.task, material.rows
     y, o = task.y[part], material.outputs[part]
     heads, places, cells, count, total = (_wrong_classes if task.problem == "multiclass" else _far_values)(task, y, o)
