@@ -59,7 +59,7 @@ def published() -> dict[str, Any]:
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
-    """The figure of a system in a source; that of the paper may stand under what the section names as published."""
+    """The figure of a system in a source; for the paper also under the key that a section calls `published`."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
     table: dict[str, Any] = next((tables[key] for key in keys if system in tables.get(key, {})), {})
@@ -155,7 +155,7 @@ class Row:
 
     @property
     def missing(self) -> str:
-        """Why some runs are missing where others exist."""
+        """Why some runs are missing although others exist."""
         if not self.n or self.n >= self.data.seeds or not self.planned:
             return ""
         return f"; {self.reason or 'the others are ' + NOT_YET}"

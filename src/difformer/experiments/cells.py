@@ -42,12 +42,12 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the data set, those of the settings included."""
+        """Options of the data set, including those of the preset."""
         return {**self.data.options, **self.preset.data}
 
     @property
     def data_options(self) -> dict[str, Any]:
-        """Everything that makes the task of a data set another one."""
+        """Everything that changes the task: options, and what is altered after loading."""
         return {**self.options, **self.data.alter}
 
     def config(self) -> TrainConfig | None:
@@ -86,7 +86,7 @@ class Request:
 
 
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
-    """The package's presets, preceded by those of a folder; what `difformer tune` found counts as ``best``.
+    """Presets of a folder, then those of the package; what `difformer tune` found counts as ``best``.
 
     Raises:
         FileNotFoundError: If the folder does not exist.

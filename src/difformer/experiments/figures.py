@@ -1,6 +1,6 @@
 """Figures of experiments, saved as SVG and PNG.
 
-Colours are those of Okabe and Ito, which remain distinct for colour-blind readers; shapes repeat what colours say.
+Colours are Okabe and Ito's, which remain distinct for colour-blind readers; shapes repeat what colours say.
 An experiment names its drawing in `DRAWINGS`, a function of a `Summary`.
 """
 
@@ -250,7 +250,7 @@ def attention_figure(sections: Sequence[Section]) -> Any:
 
 
 def _curves(ax: Any, labels: Sequence[str], points: Any, *, title: str, x: str, y: str = "", base: int = 0) -> None:
-    """One line per label, in the look of its place among `labels`; `base` is that of a logarithmic axis."""
+    """One line per label, with a style by its place in `labels`; `base` makes the axis logarithmic."""
     for number, label in enumerate(labels):
         if own := [point[1:] for point in points if point[0] == label]:
             xs, ys, spread, notes = zip(*own, strict=True)

@@ -40,7 +40,7 @@ _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
 _NO_IDENTITY = ("model", "precision", "scale_targets")
 # Options whose default is not what was done before they existed.
 _BEFORE = {"initialisation": "torch"}
-# What fields are where they occur, and what a line must have.
+# Types of fields if they occur, and of those that a line must have.
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
     **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),

@@ -1,4 +1,4 @@
-r"""What is measured of a run: scores beside its metric, memory, time per epoch, and what the trained model looks like.
+r"""What is measured about a run: scores beside its metric, memory, time per epoch, and the states of its model.
 
 Measures of the test part, from the outputs at the epoch chosen on validation:
 

@@ -2,7 +2,7 @@
 
 A run ends in one of four ways: a line with its scores; a line with the reason why there are none (missing data, not
 enough memory, over the time limit, a loss that is not finite, an error); no line because the time was up; no line
-because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack where that is faster
+because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack if that is faster
 (`difformer.training.stack`), otherwise one after the other.
 """
 
@@ -191,7 +191,7 @@ def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
-    """Make every run that is asked for and missing.
+    """Make every requested run that is missing.
 
     Raises:
         UserError: If the request names something unknown, or the folder holds runs of the other form.
