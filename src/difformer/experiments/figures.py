@@ -210,27 +210,26 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
 
 
 def _cost_panels(axes: Any, section: Section) -> None:
-    seconds, memory = axes[:2]
     rows, known = [row for row in section.rows if row.n][::-1], devices(section)
     names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
-    colours = [ROLES[row.system.role][0] for row in rows]
     where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
-    seconds.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
-    seconds.set_xlabel("milliseconds per epoch")
-    seconds.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
-    memory.barh(names, [float(row.values("megabytes").median()) for row in rows], color=colours)
-    memory.set_xlabel("peak memory in MB")
+    seconds = [1000 * (row.mean("epoch_seconds") or 0) for row in rows]
+    memory = [float(row.values("megabytes").median()) for row in rows]
+    said = {"milliseconds per epoch": seconds, "peak memory in MB": memory}
+    for ax, (label, values) in zip(axes, said.items(), strict=False):
+        ax.barh(names, values, color=[ROLES[row.system.role][0] for row in rows])
+        ax.set_xlabel(label)
+    axes[0].set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
 
 
 def attention_figure(sections: Sequence[Section]) -> Any:
     """What attention adds on each data set, in points, with the 95 % interval of the corrected test."""
-    found = [(section, one) for section in sections if (one := section.comparison("attention off"))]
-    found = [(section, one) for section, one in found if one.ours.scale == 100][::-1]
+    compared = [one for section in sections if (one := section.comparison("attention off"))]
+    found = [one for one in compared if one.ours.scale == 100][::-1]
     fig, (ax,) = panels(1, width=7.5, height=1.2 + 0.22 * len(found))
     ax.axvline(0, color=BLACK, lw=0.8)
-    reach = [abs(one.gain) for _, one in found]
-    limit = 2.5 * near(reach)[1] if reach else 1.0
-    for place, (_, one) in enumerate(found):
+    limit = 2.5 * near([abs(one.gain) for one in found])[1] if found else 1.0
+    for place, one in enumerate(found):
         colour = BLUE if one.gain > 0 else RED
         interval = (one.test.interval if one.test is not None else None) or (0.0, 0.0)
         shown = max(-limit, min(limit, one.gain))
@@ -238,7 +237,7 @@ def attention_figure(sections: Sequence[Section]) -> Any:
         ax.errorbar(shown, place, xerr=50 * (interval[1] - interval[0]), fmt="o", **look)
         if shown != one.gain:
             _beyond(ax, one.gain, place, (-limit, limit), colour)
-    ax.set_yticks(range(len(found)), [section.data.label for section, _ in found])
+    ax.set_yticks(range(len(found)), [one.ours.data.label for one in found])
     said = "our best model minus attention off, in points of accuracy or AUROC"
     ax.set(xlim=(-limit, limit), ylim=(-0.7, len(found) - 0.3), xlabel=said)
     marks = [mark("significant", marker="o", color=BLUE), mark("not significant", marker="o", mfc="white", mec=BLUE)]
@@ -296,31 +295,26 @@ def depth(summary: Summary) -> Any:
     def step(row: Row) -> tuple[bool, float]:
         return row.system.role == "off", row.system.settings["step_size"]
 
-    steps = {step(row) for row in summary.rows}
-    labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
+    steps = sorted({step(row) for row in summary.rows})
+    labels = {(off, size): f"{'attention off, ' * off}τ = {size:g}" for off, size in steps}
     found = []
-    for section in (section for section in summary.sections if len(section.runs)):
-        for source in (0.0, 1.0):
-            own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
-            points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
-            side = f"{'with' if source else 'without'} source; {section.counted}"
-            title = f"{fill(section.data.label, 42)}\n{side}"
-            found.append({"title": title, "x": "depth K", "points": points, "base": 2})
+    for section, source in product((one for one in summary.sections if len(one.runs)), (0.0, 1.0)):
+        own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
+        points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
+        title = f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}"
+        found.append({"title": title, "x": "depth K", "points": points, "base": 2})
     return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
     kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", 0)}
-    rows = [row for row in summary.rows if row.n]
-    found = []
-    for name in dict.fromkeys(row.data.dataset for row in rows):
-        for kind, (x, base) in kinds.items():
-            own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
-            points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
-            found.append({"title": name, "x": x, "points": points, "base": base})
-    labels = dict.fromkeys(row.system.label for row in summary.rows)
-    return _pairs_of_panels(found, list(labels), sharey="row")
+    rows, found = [row for row in summary.rows if row.n], []
+    for name, (kind, (x, base)) in product(dict.fromkeys(row.data.dataset for row in rows), kinds.items()):
+        own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
+        points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
+        found.append({"title": name, "x": x, "points": points, "base": base})
+    return _pairs_of_panels(found, list(dict.fromkeys(row.system.label for row in summary.rows)), sharey="row")
 
 
 def batch_size(summary: Summary) -> Any:
@@ -330,9 +324,9 @@ def batch_size(summary: Summary) -> Any:
         scores, peaks = [], []
         for row in (row for row in section.rows if len(row.values())):
             label = "attention off" if row.system.role == "off" else "DIFFormer-s"
-            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
-            scores.append(_scored(label, str(size or "whole"), row, _few(row).removeprefix(", ")))
-            peaks.append((label, str(size or "whole"), float(row.values("megabytes").median()), None, ""))
+            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole"
+            scores.append(_scored(label, str(size), row, _few(row).removeprefix(", ")))
+            peaks.append((label, str(size), float(row.values("megabytes").median()), None, ""))
         if scores:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
             found.append({"title": title, "x": "nodes per batch", "points": scores})
@@ -360,10 +354,9 @@ def energy(summary: Summary) -> Any:
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
     for ax, (section, what) in zip(axes[6:], product(trained, titles), strict=True):
         points = []
-        for row in (row for row in section.rows if row.n):
-            curves = [one[what] for one in row.runs["measures"] if one.get(what)]
-            layers = enumerate(zip(*curves, strict=True))
-            points += [(row.label, layer, fmean(values), None, "") for layer, values in layers]
+        for row in section.rows:
+            curves = zip(*(one[what] for one in row.runs["measures"] if one.get(what)), strict=True)
+            points += [(row.label, layer, fmean(values), None, "") for layer, values in enumerate(curves)]
         title = f"{section.data.label}: {titles[what]}\n{section.counted}"
         _curves(ax, labels, points, title=title, x="layer")
         ax.xaxis.get_major_locator().set_params(integer=True)

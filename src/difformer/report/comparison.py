@@ -50,7 +50,7 @@ class Paired:
     t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
     corrected: float | None  #: p with Nadeau and Bengio's correction; None if all pairs share one split
     ranks: float | None  #: p of Wilcoxon's signed-rank test; None with fewer than six pairs
-    adjusted: float | None  #: p that decides, after Holm: the corrected one, or the t-test's if there is none
+    adjusted: float | None  #: p that decides, `corrected` or else `t_test`, after Holm's correction
     wins: int  #: number of pairs in which it is better than the first run
     verdict: str  #: in words
 

@@ -45,7 +45,7 @@ Place = int | str | tuple[int, int]
 class Attribution:
     """The predicted probability, or value, attributed to columns and instances."""
 
-    value: float  #: F(X): probability of the predicted class or column, or the predicted value
+    value: float  #: probability of the predicted class or column, or the predicted value, F(X)
     base: float  #: the same if every instance had the average row
     columns: dict[str, float]  #: effect of each column of your table, in the instance's row; of a graph, in all rows
     neighbours: dict[str, float]  #: effect of each instance that an observed edge leads from, by name; no self-loops
