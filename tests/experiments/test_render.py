@@ -352,6 +352,15 @@ def test_a_page_without_full_runs_says_so(tmp_path):
     assert "only the quick form was run" in (tmp_path / "page.md").read_text()
 
 
+def test_a_page_without_comparisons_claims_no_win(tmp_path):
+    Ledger(tmp_path / "depth").append(line("K2-t0.5", 0, 0.5, data="cora", quick=False))
+    write_results(tmp_path, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "Nothing was compared with attention off yet." in text
+    assert "Nothing was compared with a rival yet." in text
+    assert "ahead" not in text
+
+
 def test_the_page_in_the_documentation_is_short():
     text = (Path(__file__).parents[2] / "docs" / "RESULTS.md").read_text()
     assert len(text.split()) <= 1500
