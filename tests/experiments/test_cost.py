@@ -13,7 +13,7 @@ from difformer.experiments import measure
 from difformer.experiments.cells import Cell
 from difformer.experiments.measure import Interrupted
 from difformer.experiments.presets import Preset
-from difformer.experiments.runner import Job, Watch, perform
+from difformer.experiments.runner import Watch, perform
 from difformer.experiments.samples import load_data
 
 COST = dataclasses.replace(BLOCKS, mode="cost")
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def what():
     preset = Preset("untuned", "gcn", "sbm", {"hidden_channels": 4})
-    return Job(Cell(COST, GCN, preset), load_data(BLOCKS, BLOCKS.options))
+    return Cell(COST, GCN, preset), load_data(BLOCKS, BLOCKS.options)
 
 
 def measured(monkeypatch, what, seconds, stop=lambda: False):
@@ -42,7 +42,7 @@ def measured(monkeypatch, what, seconds, stop=lambda: False):
 
     monkeypatch.setattr(measure, "Trainer", Run)
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    return list(perform(what, [0, 1], CPU, Watch(stop), {"quick": False})), runs
+    return list(perform(*what, [0, 1], CPU, Watch(stop), {"quick": False})), runs
 
 
 def test_warm_up_epochs_do_not_count(monkeypatch, what):
@@ -65,6 +65,6 @@ def test_an_interrupted_measurement_leaves_no_line(monkeypatch, what):
 
 
 def test_the_cost_is_that_of_training_epochs(what):
-    (line,) = perform(what, [0], CPU, Watch(lambda: False), {"quick": True})
+    (line,) = perform(*what, [0], CPU, Watch(lambda: False), {"quick": True})
     assert 0 < line["measures"]["epoch_seconds"] <= line["seconds"]
     assert line["epochs"] == measure.WARM_UP + measure.QUICK_EPOCHS

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from small_experiment import SMALL
 
-from difformer.experiments import runner
+from difformer.experiments import measure, runner
 from difformer.experiments.cells import Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, Ledger
 from difformer.experiments.measure import Interrupted
@@ -130,7 +130,7 @@ def test_memory_of_a_stopped_run_is_not_measured(tmp_path, monkeypatch, clock):
         return train(*args, stop=stop, **options)
 
     monkeypatch.setattr(runner, "train_one", late)
-    monkeypatch.setattr(runner, "training_peak", lambda *_: pytest.fail("it was broken off"))
+    monkeypatch.setattr(measure, "training_peak", lambda *_: pytest.fail("it was broken off"))
     outcome = run(small, tmp_path, dataclasses.replace(LIMITED, models=("gcn",)), quiet)
     assert (outcome.made, len(outcome.failed)) == (0, 1)
 

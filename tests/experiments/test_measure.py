@@ -12,11 +12,15 @@ from sklearn.metrics import roc_auc_score
 from difformer.data import load
 from difformer.experiments.measure import measure, peak_memory
 from difformer.experiments.samples import baseline, clouds, waves
+from difformer.experiments.spec import Data
 from difformer.training.config import TrainConfig
 
 SERIES = waves()
 SPLIT = SERIES.splits[0]
-DATA = "waves"
+
+
+def section(*measures):
+    return Data("waves", "waves", "waves", measures=measures)
 
 
 def test_autoregression_is_least_squares_over_the_training_part():
@@ -41,7 +45,7 @@ def test_zeros_and_last_value_baselines_and_unknown_names():
 
 
 def test_a_perfect_forecast_has_zero_mse_and_a_large_broadcast_mse():
-    found = measure(("mse", "broadcast-mse"), DATA, SERIES, SPLIT, TrainConfig(), SERIES.y.unsqueeze(-1))
+    found = measure(section("mse", "broadcast-mse"), SERIES, SPLIT, TrainConfig(), SERIES.y.unsqueeze(-1))
     assert found["mse"] == 0
     y = SERIES.y[SPLIT.test]
     assert found["broadcast-mse"] == pytest.approx(float(2 * y.var(1, correction=0).mean()), rel=1e-4)
@@ -51,7 +55,7 @@ def test_auroc_of_batches_is_the_mean_of_each_batch():
     task = clouds()
     split, size = task.splits[0], 7
     outputs = torch.randn(task.num_instances, 2, generator=torch.Generator().manual_seed(0))
-    found = measure(("batch-rocauc",), DATA, task, split, TrainConfig(batch_size=size), outputs)["batch-rocauc"]
+    found = measure(section("batch-rocauc"), task, split, TrainConfig(batch_size=size), outputs)["batch-rocauc"]
     scores, y = (outputs[:, 1] - outputs[:, 0])[split.test].numpy(), task.y[split.test].numpy()
     each = [
         roc_auc_score(y[i : i + size], scores[i : i + size])

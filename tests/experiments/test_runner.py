@@ -415,10 +415,10 @@ def test_training_memory_excludes_evaluation(monkeypatch):
     alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
     monkeypatch.undo()
     seen = []
-    monkeypatch.setattr(runner, "training_peak", lambda *args: seen.append(args) or runner.Peak(1234))
+    monkeypatch.setattr(measure, "training_peak", lambda *args: seen.append(args) or runner.Peak(1234))
     cell = Cell(alone.data[0], shared_systems()["gcn"], Preset(UNTUNED, "gcn", "sbm", {"epochs": 2}))
-    job = runner.Job(cell, load("sbm", num_nodes=60))
-    lines = list(runner.perform(job, [0, 1], torch.device("cpu"), runner.Watch(lambda: False), {"quick": False}))
+    watch = runner.Watch(lambda: False)
+    lines = list(runner.perform(cell, task, [0, 1], torch.device("cpu"), watch, {"quick": False}))
     assert [line["peak_memory"] for line in lines] == [1234, 1234]
     assert len(seen) == 2
 

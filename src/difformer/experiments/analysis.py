@@ -30,6 +30,7 @@ SHOWN = {"paper": "paper's grid"}
 PERCENT = ("accuracy", "rocauc", "f1", "f1-micro", "batch-rocauc")
 PUBLISHED = Path(__file__).with_name("published.toml")
 PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
+_COLUMNS = ["seed", "split", "test", "valid", "seconds", "megabytes", "stacked", "place", "measures"]  # of no runs
 
 
 def pandas() -> Any:
@@ -58,16 +59,17 @@ def published() -> dict[str, Any]:
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
-    """The figure of a system in a source; that of the paper may stand under what the section names as published."""
+    """The figure of a system in a source; for the paper also under the key that a section calls `published`."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
-    table = next((tables[key] for key in keys if system in tables.get(key, {})), None)
-    if table is None or isinstance(table[system], str):
-        return None if table is None else Figure(text=table[system])
+    table: dict[str, Any] = next((tables[key] for key in keys if system in tables.get(key, {})), {})
+    found = table.get(system)
+    if found is None or isinstance(found, str):
+        return None if found is None else Figure(text=found)
     # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
     printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
     digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    mean, deviation = (*map(float, table[system]), None)[:2]
+    mean, deviation = (*map(float, found), None)[:2]
     return Figure(mean, deviation, digits)
 
 
@@ -90,13 +92,17 @@ class Row:
         return len(self.runs)
 
     @property
-    def label(self) -> str:
-        return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
-
-    @property
     def settings(self) -> str:
         """Name of the preset in tables."""
         return SHOWN.get(self.preset, self.preset)
+
+    @property
+    def label(self) -> str:
+        return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
+
+    def first(self, what: str, default: Any = None) -> Any:
+        """A field of the first run."""
+        return self.runs.iloc[0][what] if self.n and what in self.runs else default
 
     @property
     def metric(self) -> str:
@@ -107,18 +113,23 @@ class Row:
         """1 if a higher score is better, otherwise -1."""
         return 1 if self.first("higher_is_better", True) else -1
 
-    @property
-    def scale(self) -> float:
-        """100 for metrics shown in percent, otherwise 1."""
-        return 100.0 if is_percent(self.metric, self.data.compare) else 1.0
+    def factor(self, what: str = "test") -> int:
+        """100 for metrics and measures shown in percent, otherwise 1."""
+        return 100 if (self.metric if what in ("test", "valid", "train") else what) in PERCENT else 1
 
-    def first(self, what: str, default: Any = None) -> Any:
-        """A field of the first run."""
-        return self.runs.iloc[0][what] if self.n and what in self.runs else default
+    @property
+    def scale(self) -> int:
+        """`factor` of what is compared with published figures."""
+        return self.factor(self.data.compare)
+
+    @property
+    def low(self) -> int:
+        """Number of runs in mixed precision."""
+        return int(self.runs["place"].str.endswith(" in bf16").sum())
 
     def values(self, what: str = "test") -> Any:
         """One number per run: ``"test"``, ``"valid"``, ``"seconds"``, …, or a measure."""
-        return self.runs[what].dropna().astype(float) if what in self.runs else pandas().Series(dtype=float)
+        return self.runs.get(what, pandas().Series(dtype=float)).dropna().astype(float)
 
     def mean(self, what: str = "test") -> float | None:
         values = self.values(what)
@@ -135,11 +146,16 @@ class Row:
 
     def scores(self) -> dict[tuple[int, str], float]:
         """Scores by seed and split."""
-        return dict(self.runs.set_index(["seed", "split"])["test"].dropna()) if self.n else {}
+        return dict(self.runs.set_index(["seed", "split"])["test"].dropna())
+
+    @property
+    def splits(self) -> int:
+        """Number of splits with a score."""
+        return len({split for _, split in self.scores()})
 
     @property
     def missing(self) -> str:
-        """Why some runs are missing where others exist."""
+        """Why some runs are missing although others exist."""
         if not self.n or self.n >= self.data.seeds or not self.planned:
             return ""
         return f"; {self.reason or 'the others are ' + NOT_YET}"
@@ -166,6 +182,11 @@ class Comparison:
     @property
     def p(self) -> float | None:
         return None if self.test is None else self.test.adjusted
+
+    @property
+    def ties(self) -> int:
+        """Number of pairs with the same score."""
+        return len(self.ours.scores().items() & self.other.scores().items())
 
     @property
     def significant(self) -> bool:
@@ -270,15 +291,11 @@ def frame(lines: Sequence[Line]) -> Any:
     for line in lines:
         precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
         place = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        megabytes = None if memory is None else memory / (line.get("stacked") or 1) / 1e6
+        stacked = line.get("stacked") or 1
         measures = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
-        rows.append({**line, **measures, "place": place, "megabytes": megabytes})
-    return pandas().DataFrame(rows, columns=None if rows else ["seed", "split", "test", "valid"])
-
-
-def is_percent(metric: str, measure: str = "test") -> bool:
-    """Whether a metric, or a measure in its place, is shown in percent."""
-    return (metric if measure in ("test", "valid", "train") else measure) in PERCENT
+        megabytes = None if memory is None else memory / stacked / 1e6
+        rows.append({**line, **measures, "place": place, "stacked": stacked, "megabytes": megabytes})
+    return pandas().DataFrame(rows, columns=None if rows else _COLUMNS)
 
 
 def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:

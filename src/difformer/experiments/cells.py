@@ -42,8 +42,13 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the data set, those of the settings included."""
+        """Options of the data set, including those of the preset."""
         return {**self.data.options, **self.preset.data}
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """Everything that changes the task: options, and what is altered after loading."""
+        return {**self.options, **self.data.alter}
 
     def config(self) -> TrainConfig | None:
         """The training configuration; None for a baseline.
@@ -60,8 +65,7 @@ class Cell:
 
     def settings_id(self) -> str:
         """Identity of the data and settings of the cell."""
-        options = {**self.options, **self.data.alter}
-        return settings_id(self.system.model, self.settings(), self.data.dataset, options)
+        return settings_id(self.system.model, self.settings(), self.data.dataset, self.data_options)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Request:
 
 
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
-    """The package's presets, preceded by those of a folder; what `difformer tune` found counts as ``best``.
+    """Presets of a folder, then those of the package; what `difformer tune` found counts as ``best``.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
@@ -148,15 +152,14 @@ def preset_of(name: str, system: System, data: Data, presets: Sequence[Preset]) 
 
 
 def cells(experiment: Experiment, presets: Sequence[Preset], request: Request | None = None) -> tuple[Cell, ...]:
-    """The cells of the data sets and models that a request names, in the order of the tables; by default all.
-
-    Raises:
-        UserError: If it names something unknown.
-    """
+    """The cells of the data sets and models that a request names, in the order of the tables; by default all."""
     request = request or Request()
     return tuple(
         Cell(data, system, preset)
-        for data, system in experiment.select(request.datasets, request.models, request.quick)
+        for data in experiment.sections(request.quick)
+        if not request.datasets or set(data.names) & set(request.datasets)
+        for system in experiment.rows(data, request.quick)
+        if not request.models or set(system.names) & set(request.models)
         for preset in choices(experiment, data, system, presets, quick=request.quick)
     )
 
@@ -167,12 +170,11 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     Raises:
         UserError: If the request names something unknown, or selects nothing, which would look finished.
     """
-    _check(request)
+    _check(experiment, request)
     chosen = cells(experiment, read_presets(request.preset_folder), request)
     if not chosen:
-        raise UserError(
-            f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
-        )
+        models, datasets = ",".join(request.models), ",".join(request.datasets)
+        raise UserError(f"--models {models}: {experiment.name} does not run them on {datasets}")
     wanted = [c for c in chosen if not request.presets or c.preset.name in (*request.presets, NO_TRAINING)]
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
@@ -184,17 +186,29 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     if measured is not None and request.precision not in (None, "float32"):
         why = f"{measured} measures time or memory, in float32 for all systems"
         raise UserError(f"--precision {request.precision}: {why}; drop --precision")
-    return wanted
+    # The precision is recorded but, like the device, no part of a run's identity.
+    more = {"precision": request.precision} if request.precision else {}
+    return [replace(c, preset=replace(c.preset, settings={**c.preset.settings, **more})) for c in wanted]
 
 
-def _check(request: Request) -> None:
-    named = ", ".join((*NAMES, UNTUNED))
+def _check(experiment: Experiment, request: Request) -> None:
+    quick, name = request.quick, experiment.name
+    full = [(data, system) for data in experiment.data for system in experiment.systems]
+    rows = [(data, system) for data in experiment.sections(quick) for system in experiment.rows(data, quick)]
+    for option, asked, place in (("--datasets", request.datasets, 0), ("--models", request.models, 1)):
+        known, every = ({name for pair in pairs for name in pair[place].names} for pairs in (rows, full))
+        has = ", ".join(sorted(known))
+        for word in (one for one in asked if one not in known):
+            if quick and word in every:
+                raise UserError(f"{option}: the quick form of {name} has no {word!r}, only {has}; drop --quick")
+            raise UserError(f"{option}: {name} has no {word!r}; it has {has}")
+    presets = (*NAMES, UNTUNED)
     for option, value, fine, expected in (
         ("--seeds", request.seeds, request.seeds is None or request.seeds >= 1, "at least 1"),
         ("--seconds", request.seconds, request.seconds >= 0, "0 or more"),
         ("--limit", request.limit, request.limit > 0, "how many seconds one run may take, more than 0"),
         ("--precision", request.precision, request.precision in (None, *PRECISIONS), " or ".join(PRECISIONS)),
-        *(("--preset", name, name in (*NAMES, UNTUNED), f"one of {named}") for name in request.presets),
+        *(("--preset", one, one in presets, f"one of {', '.join(presets)}") for one in request.presets),
     ):
         if not fine:
             shown = f"{value:g}" if isinstance(value, (int, float)) else repr(value)

@@ -1,6 +1,6 @@
 """Figures of experiments, saved as SVG and PNG.
 
-Colours are those of Okabe and Ito, which remain distinct for colour-blind readers; shapes repeat what colours say.
+Colours are Okabe and Ito's, which remain distinct for colour-blind readers; shapes repeat what colours say.
 An experiment names its drawing in `DRAWINGS`, a function of a `Summary`.
 """
 
@@ -10,15 +10,20 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
+import torch
+from numpy import quantile
+
 from difformer.data.errors import require
+from difformer.diffusion import as_diffusivity
 from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.render import LABELS, devices, letters
 from difformer.files import write_whole
+from difformer.report.maps import GRID
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
@@ -37,23 +42,19 @@ BARS = "bars: ± standard deviation over seeds and splits"
 # Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
 FAR, GAIN, FEWEST = 3.0, 2.0, 5
 
-_STYLE: Mapping[str, Mapping[str, Any]] = {
-    "font": {"size": 9},
-    "axes": {"titlesize": 9.5, "labelsize": 9, "grid": True, "axisbelow": True},
-    "axes.spines": {"top": False, "right": False},
-    "grid": {"color": "#E2E2E2", "linewidth": 0.6},
-    "legend": {"frameon": False, "fontsize": 8},
-    "savefig": {"dpi": 160},
-    "svg": {"hashsalt": "difformer", "fonttype": "none"},  # the same figure gives the same file
-}
+_STYLE = {
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "axes.grid": True, "axes.axisbelow": True,
+    "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#E2E2E2", "grid.linewidth": 0.6,
+    "legend.frameon": False, "legend.fontsize": 8, "savefig.dpi": 160,
+    "svg.hashsalt": "difformer", "svg.fonttype": "none",  # the same figure gives the same file
+}  # fmt: skip
 
 
 def pyplot() -> Any:
     """Matplotlib without a display, in the style of this package; an error that names the extra if it is missing."""
     require("matplotlib", extra="figures", purpose="drawing figures").use("Agg")
     plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
-    for group, style in _STYLE.items():
-        plt.rc(group, **style)
+    plt.rcParams.update(_STYLE)
     return plt
 
 
@@ -121,12 +122,11 @@ def _few(row: Row, what: str = "test") -> str:
 def near(points: Sequence[float]) -> tuple[float, float]:
     """The lowest and highest point that an axis should contain."""
     low, high = min(points), max(points)
-    if len(points) < FEWEST:
-        return low, high
-    first, _, third = quantiles(points, n=4, method="inclusive")
+    first, third = quantile(points, (0.25, 0.75))
     reach = FAR * (third - first)
     kept = [point for point in points if first - reach <= point <= third + reach]
-    return (min(kept), max(kept)) if (max(kept) - min(kept)) * GAIN < high - low else (low, high)
+    outliers = len(points) >= FEWEST and (max(kept) - min(kept)) * GAIN < high - low
+    return (min(kept), max(kept)) if outliers else (low, high)
 
 
 # Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.
@@ -141,10 +141,8 @@ def scores(summary: Summary) -> Any:
     if not shown and not costs:
         return None
     every = [row for _, rows in shown for row in rows]
-    width, height = 3.8, 2.2
-    if shown:
-        width = 2.9 + 0.075 * max(len(_name(row)) for row in every)
-        height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown))
+    width = 2.9 + 0.075 * max((len(_name(row)) for row in every), default=12)
+    height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown)) if shown else 2.2
     start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
     across = 2 if costs or len(shown) in (2, 4) else 3
     fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
@@ -154,17 +152,17 @@ def scores(summary: Summary) -> Any:
         spare.set_axis_off()
     for place, section in enumerate(costs):
         _cost_panels(axes[start + 2 * place :], section)
-    if every:
-        roles = {row.system.role for row in every}
-        marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
-        if any(row.preset == UNTUNED for row in every):
-            marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
-        if any(row.n > 1 for row in every):
-            marks.append(_bars())
-        if any(row.paper is not None for row in every):
-            source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
-            marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
-        legend_below(fig, marks)
+    if not every:
+        return fig
+    roles = {row.system.role for row in every}
+    marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
+    if any(row.preset == UNTUNED for row in every):
+        marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
+    marks += [_bars()] * any(row.n > 1 for row in every)
+    if any(row.paper is not None for row in every):
+        source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
+        marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
+    legend_below(fig, marks)
     return fig
 
 
@@ -177,10 +175,9 @@ def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
     means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
     papers = [None if row.paper is None else row.paper.mean for row in rows]
     # The axis contains every near point with its bar, and a margin.
-    low, high = first, last = near([*means, *(paper for paper in papers if paper is not None)])
-    for mean, spread in zip(means, spreads, strict=True):
-        if first <= mean <= last:
-            low, high = min(low, mean - spread), max(high, mean + spread)
+    first, last = near([*means, *(paper for paper in papers if paper is not None)])
+    bars = [(mean - bar, mean + bar) for mean, bar in zip(means, spreads, strict=True) if first <= mean <= last]
+    low, high = min([first, *(bar[0] for bar in bars)]), max([last, *(bar[1] for bar in bars)])
     margin = 0.04 * ((high - low) or abs(high) or 1.0)
     low, high = low - margin, high + margin
     for place, (row, mean, spread, paper) in enumerate(zip(rows, means, spreads, papers, strict=True)):
@@ -213,27 +210,26 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
 
 
 def _cost_panels(axes: Any, section: Section) -> None:
-    seconds, memory = axes[:2]
     rows, known = [row for row in section.rows if row.n][::-1], devices(section)
     names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
-    colours = [ROLES[row.system.role][0] for row in rows]
     where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
-    seconds.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
-    seconds.set_xlabel("milliseconds per epoch")
-    seconds.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
-    memory.barh(names, [float(row.values("megabytes").median()) for row in rows], color=colours)
-    memory.set_xlabel("peak memory in MB")
+    seconds = [1000 * (row.mean("epoch_seconds") or 0) for row in rows]
+    memory = [float(row.values("megabytes").median()) for row in rows]
+    said = {"milliseconds per epoch": seconds, "peak memory in MB": memory}
+    for ax, (label, values) in zip(axes, said.items(), strict=False):
+        ax.barh(names, values, color=[ROLES[row.system.role][0] for row in rows])
+        ax.set_xlabel(label)
+    axes[0].set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
 
 
 def attention_figure(sections: Sequence[Section]) -> Any:
     """What attention adds on each data set, in points, with the 95 % interval of the corrected test."""
-    found = [(section, one) for section in sections if (one := section.comparison("attention off"))]
-    found = [(section, one) for section, one in found if one.ours.scale == 100][::-1]
+    compared = [one for section in sections if (one := section.comparison("attention off"))]
+    found = [one for one in compared if one.ours.scale == 100][::-1]
     fig, (ax,) = panels(1, width=7.5, height=1.2 + 0.22 * len(found))
     ax.axvline(0, color=BLACK, lw=0.8)
-    reach = [abs(one.gain) for _, one in found]
-    limit = 2.5 * near(reach)[1] if reach else 1.0
-    for place, (_, one) in enumerate(found):
+    limit = 2.5 * near([abs(one.gain) for one in found])[1] if found else 1.0
+    for place, one in enumerate(found):
         colour = BLUE if one.gain > 0 else RED
         interval = (one.test.interval if one.test is not None else None) or (0.0, 0.0)
         shown = max(-limit, min(limit, one.gain))
@@ -241,7 +237,7 @@ def attention_figure(sections: Sequence[Section]) -> Any:
         ax.errorbar(shown, place, xerr=50 * (interval[1] - interval[0]), fmt="o", **look)
         if shown != one.gain:
             _beyond(ax, one.gain, place, (-limit, limit), colour)
-    ax.set_yticks(range(len(found)), [section.data.label for section, _ in found])
+    ax.set_yticks(range(len(found)), [one.ours.data.label for one in found])
     said = "our best model minus attention off, in points of accuracy or AUROC"
     ax.set(xlim=(-limit, limit), ylim=(-0.7, len(found) - 0.3), xlabel=said)
     marks = [mark("significant", marker="o", color=BLUE), mark("not significant", marker="o", mfc="white", mec=BLUE)]
@@ -253,7 +249,7 @@ def attention_figure(sections: Sequence[Section]) -> Any:
 
 
 def _curves(ax: Any, labels: Sequence[str], points: Any, *, title: str, x: str, y: str = "", base: int = 0) -> None:
-    """One line per label, in the look of its place among `labels`; `base` is that of a logarithmic axis."""
+    """One line per label, with a style by its place in `labels`; `base` makes the axis logarithmic."""
     for number, label in enumerate(labels):
         if own := [point[1:] for point in points if point[0] == label]:
             xs, ys, spread, notes = zip(*own, strict=True)
@@ -299,31 +295,26 @@ def depth(summary: Summary) -> Any:
     def step(row: Row) -> tuple[bool, float]:
         return row.system.role == "off", row.system.settings["step_size"]
 
-    steps = {step(row) for row in summary.rows}
-    labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
+    steps = sorted({step(row) for row in summary.rows})
+    labels = {(off, size): f"{'attention off, ' * off}τ = {size:g}" for off, size in steps}
     found = []
-    for section in (section for section in summary.sections if len(section.runs)):
-        for source in (0.0, 1.0):
-            own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
-            points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
-            side = f"{'with' if source else 'without'} source; {section.counted}"
-            title = f"{fill(section.data.label, 42)}\n{side}"
-            found.append({"title": title, "x": "depth K", "points": points, "base": 2})
+    for section, source in product((one for one in summary.sections if len(one.runs)), (0.0, 1.0)):
+        own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
+        points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
+        title = f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}"
+        found.append({"title": title, "x": "depth K", "points": points, "base": 2})
     return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
     kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", 0)}
-    rows = [row for row in summary.rows if row.n]
-    found = []
-    for name in dict.fromkeys(row.data.dataset for row in rows):
-        for kind, (x, base) in kinds.items():
-            own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
-            points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
-            found.append({"title": name, "x": x, "points": points, "base": base})
-    labels = dict.fromkeys(row.system.label for row in summary.rows)
-    return _pairs_of_panels(found, list(labels), sharey="row")
+    rows, found = [row for row in summary.rows if row.n], []
+    for name, (kind, (x, base)) in product(dict.fromkeys(row.data.dataset for row in rows), kinds.items()):
+        own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
+        points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
+        found.append({"title": name, "x": x, "points": points, "base": base})
+    return _pairs_of_panels(found, list(dict.fromkeys(row.system.label for row in summary.rows)), sharey="row")
 
 
 def batch_size(summary: Summary) -> Any:
@@ -333,9 +324,9 @@ def batch_size(summary: Summary) -> Any:
         scores, peaks = [], []
         for row in (row for row in section.rows if len(row.values())):
             label = "attention off" if row.system.role == "off" else "DIFFormer-s"
-            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
-            scores.append(_scored(label, str(size or "whole"), row, _few(row).removeprefix(", ")))
-            peaks.append((label, str(size or "whole"), float(row.values("megabytes").median()), None, ""))
+            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole"
+            scores.append(_scored(label, str(size), row, _few(row).removeprefix(", ")))
+            peaks.append((label, str(size), float(row.values("megabytes").median()), None, ""))
         if scores:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
             found.append({"title": title, "x": "nodes per batch", "points": scores})
@@ -363,10 +354,9 @@ def energy(summary: Summary) -> Any:
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
     for ax, (section, what) in zip(axes[6:], product(trained, titles), strict=True):
         points = []
-        for row in (row for row in section.rows if row.n):
-            curves = [one[what] for one in row.runs["measures"] if one.get(what)]
-            layers = enumerate(zip(*curves, strict=True))
-            points += [(row.label, layer, fmean(values), None, "") for layer, values in layers]
+        for row in section.rows:
+            curves = zip(*(one[what] for one in row.runs["measures"] if one.get(what)), strict=True)
+            points += [(row.label, layer, fmean(values), None, "") for layer, values in enumerate(curves)]
         title = f"{section.data.label}: {titles[what]}\n{section.counted}"
         _curves(ax, labels, points, title=title, x="layer")
         ax.xaxis.get_major_locator().set_params(integer=True)
@@ -374,10 +364,6 @@ def energy(summary: Summary) -> Any:
 
 
 def _form(axes: Any, name: str) -> None:
-    import torch
-
-    from difformer.diffusion import as_diffusivity
-
     (curves, field, height), form = axes, as_diffusivity(name)
     z = torch.linspace(-2, 2, 201, dtype=torch.float64)
     curves.plot(z, form.delta(z.square()), color=BLUE, label="δ(z²)")
@@ -413,9 +399,8 @@ def _form(axes: Any, name: str) -> None:
 def visualise(summary: Summary) -> Any:
     """One row per data set and system, one panel per layer or snapshot."""
     pictures = [
-        (f"{section.data.label}, {row.system.label}, seed {row.first('seed')}", picture)
-        for section in summary.sections
-        for row in section.rows
+        (f"{row.data.label}, {row.system.label}, seed {row.first('seed')}", picture)
+        for row in summary.rows
         if row.n and (picture := row.first("measures").get("pictures"))
     ]
     if not pictures:
@@ -427,10 +412,10 @@ def visualise(summary: Summary) -> Any:
         for ax in row[len(picture) :]:
             ax.set_axis_off()
         seen = [value for panel in picture for value in panel["values"] or ()]
-        drawn = None
         for ax, panel in zip(row, picture, strict=False):
-            drawn = _map(ax, panel, f"{fill(title, 42)}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
-        if drawn is not None:
+            drawn = _map(ax, panel, (min(seen), max(seen)) if seen else None)
+            ax.set_title(f"{fill(title, 42)}\n{panel['title']}", loc="left", fontsize=8)
+        if seen:
             fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
     every = [panel for _, picture in pictures for panel in picture]
     classes = sorted({number for panel in every if panel["values"] is None for number in panel["classes"] or ()})
@@ -447,36 +432,27 @@ def _look(number: int) -> dict[str, str]:
     return {"color": CYCLE[number % len(CYCLE)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
-    """States as points, pairs as lines; returns the points if their colour is a number."""
-    from difformer.report.maps import GRID
-
-    x, y = panel["x"], panel["y"]
+def _map(ax: Any, panel: Any, limits: tuple[float, float] | None) -> Any:
+    """States as points, pairs as lines; returns the points if their colour is a number, within `limits`."""
+    x, y, drawn = panel["x"], panel["y"], None
     strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)
     for source, target, weight in panel["pairs"]:
         shade = 0.15 + 0.5 * weight / strongest
         ax.plot([x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=shade)
-    drawn = None
-    if values is None:
+    if limits is None:
         for number in sorted(set(panel["classes"])):
             chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
             ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, lw=0, zorder=2, **_look(number))
     else:
-        look = {"cmap": "cividis", "vmin": values[0], "vmax": values[1], "edgecolors": "black", "lw": 0.4}
+        look = {"cmap": "cividis", "vmin": limits[0], "vmax": limits[1], "edgecolors": "black", "lw": 0.4}
         drawn = ax.scatter(x, y, s=36, c=panel["values"], zorder=2, **look)
     reach = (-0.05 * GRID, 1.05 * GRID)
     ax.set(xticks=[], yticks=[], xlim=reach, ylim=reach, aspect="equal")
     ax.spines[:].set(visible=True, color="#BBBBBB")
-    ax.set_title(title, loc="left", fontsize=8)
     ax.grid(False)
     return drawn
 
 
 DRAWINGS: Mapping[str, Callable[[Summary], Any]] = {
-    "scores": scores,
-    "depth": depth,
-    "batch-size": batch_size,
-    "robustness": robustness,
-    "energy": energy,
-    "visualise": visualise,
+    one.__name__.replace("_", "-"): one for one in (scores, depth, batch_size, robustness, energy, visualise)
 }

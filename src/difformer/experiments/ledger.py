@@ -1,19 +1,16 @@
 """``runs.jsonl``: an append-only ledger with one line per finished run, and one per run that failed, with the reason.
 
-A line is written in one call and flushed to disk before the next run starts. Whatever stops the process, every line is
-complete except perhaps the last, which is cut off before anything is appended. Lines are self-contained, so files from
-several machines can be concatenated.
-
-Each finished run has two names:
+A line is written in one call and flushed to disk before the next run starts. If the process is killed, every line is
+complete except perhaps the last, which is cut off before the next append. Lines are self-contained, so files from
+several machines can be concatenated. Each finished run has two names:
 
 * ``key`` identifies what was asked for: data set with options, settings that differ from their defaults, seed, split
   and what is measured. A run is made again only if no line of its row has its key.
 * ``id`` identifies what was measured: the key, the fingerprint of the data, the version of the code and of torch, the
   kind of device and the precision. Two lines with the same id have the same score.
 
-Lines written before version 0.2 carry the key's predecessor under ``id``. `Ledger.read` adds both names to them, so the
-files stay as they were written: where two such lines shared an id but not a score, they differ in fingerprint, torch
-version or device, and so in their new ids.
+Lines of version 0.1 have the key's predecessor under ``id``. `Ledger.read` computes both names for them; the files stay
+as they were written.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,14 @@ from difformer.zoo import find, options_of
 DONE, FAILED = "done", "failed"
 Line = dict[str, Any]
 CellKey = tuple[str, str, str]
+CELL = ("data", "system", "preset")  # fields of a line that are its cell's key
 # Fields that do not affect a result, or hold those that do.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
 # Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
 _NO_IDENTITY = ("model", "precision", "scale_targets")
 # Options whose default is not what was done before they existed.
 _BEFORE = {"initialisation": "torch"}
-# What fields are where they occur, and what a line must have.
+# Types of fields if they occur, and of those that a line must have.
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
     **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),
@@ -86,8 +85,8 @@ class Ledger:
             raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add one line: on disk when this returns, or not there at all."""
-        append_line(self.path, line)
+        """Add one line, with the time: on disk when this returns, or not there at all."""
+        append_line(self.path, {**line, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")})
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -149,18 +148,14 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
         default = complete(TrainConfig(model=model))
     except ValueError:  # a model that the package no longer has
         default = {}
-    before = {key: value for key, value in _BEFORE.items() if key in default}
+    # Older lines have ``norm = false`` for ``"none"``.
+    usual = {key: "none" if value is False else value for key, value in default.items()}
     chosen = {
         key: value
-        for key, value in {**before, **settings}.items()
-        if key not in _NO_IDENTITY and (key not in default or _plain(value) != _plain(default[key]))
+        for key, value in {**{key: _BEFORE[key] for key in _BEFORE if key in default}, **settings}.items()
+        if key not in _NO_IDENTITY and (key not in usual or ("none" if value is False else value) != usual[key])
     }
     return identity(model=model, settings=chosen, dataset=dataset, options=options)
-
-
-def _plain(value: Any) -> Any:
-    """Older lines have ``norm = false`` for ``"none"``."""
-    return "none" if value is False else value
 
 
 def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:
@@ -197,22 +192,20 @@ def named(line: Line) -> Line:
     found = settings_id(line["model"], settings, line["dataset"], line.get("data_options", {}))
     signs = {"epoch_seconds": "cost", "pictures": "visualise", "energy": "energy"}
     mode = next((mode for sign, mode in signs.items() if sign in line["measures"]), "score")
-    line = {**line, "settings_id": found, "key": run_key(found, line["seed"], line["split"], mode)}
+    line |= {"settings_id": found, "key": run_key(found, line["seed"], line["split"], mode)}
     return {**line, "id": run_id(line)}
 
 
 def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None) -> list[Line]:
     """Finished runs that count: for each cell those with one and the same settings, for each seed the last.
 
-    Args:
-        lines: Lines of the ledger.
-        planned: ``settings_id`` of each cell today. A cell without runs of these settings, or that is not planned,
-            shows those of its last run.
+    `planned` holds the ``settings_id`` of each cell today. A cell that is not planned, or has no runs of these
+    settings, shows the settings of its last run.
     """
     done = [line for line in lines if line["status"] == DONE]
     meant = {cell_of(line): line["settings_id"] for line in done}
     there = {(cell_of(line), line["settings_id"]) for line in done}
-    meant |= {cell: id_ for cell, id_ in (planned or {}).items() if (cell, id_) in there}
+    meant |= dict(there & (planned or {}).items())
     kept = {(*cell_of(line), line["seed"]): line for line in done if line["settings_id"] == meant[cell_of(line)]}
     return list(kept.values())
 
@@ -231,4 +224,5 @@ def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
 
 def cell_of(line: Mapping[str, Any]) -> CellKey:
     """Data, system and preset of a line."""
-    return line["data"], line.get("system", ""), line.get("preset", "")
+    data, system, preset = (line.get(name, "") for name in CELL)
+    return data, system, preset

@@ -1,4 +1,4 @@
-r"""What is measured of a run: scores beside its metric, memory, time per epoch, and what the trained model looks like.
+r"""What is measured about a run: scores beside its metric, memory, time per epoch, and the states of its model.
 
 Measures of the test part, from the outputs at the epoch chosen on validation:
 
@@ -15,21 +15,23 @@ takes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import platform
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from difformer.data import Split, Task, period_scale
 from difformer.experiments.ledger import code_version
+from difformer.experiments.spec import Data
 from difformer.report.gather import draw, make_scene
 from difformer.report.layers import chance, latent_layers, layer_energies, why_no_pairs
 from difformer.report.maps import project
@@ -56,15 +58,18 @@ class Interrupted(Exception):
         self.epochs = epochs
 
 
-def measure(
-    names: Sequence[str], dataset: str, task: Task, split: Split, config: TrainConfig, outputs: Tensor
-) -> dict[str, Any]:
-    """All measures of these names on the test part."""
+def split_of(task: Task, seed: int) -> Split:
+    """The split that a seed uses."""
+    return task.splits[seed % len(task.splits)]
+
+
+def measure(data: Data, task: Task, split: Split, config: TrainConfig, outputs: Tensor) -> dict[str, Any]:
+    """All measures of a section on the test part."""
     predicted, wanted = outputs[split.test].float(), task.y[split.test]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in data.measures:
         if name == "period-mse":
-            scale = period_scale(dataset, lags=task.num_features)
+            scale = period_scale(data.dataset, lags=task.num_features)
             found[name] = float(((same_shape(predicted, wanted) - wanted) * scale).square().mean())
         elif name == "batch-rocauc":
             size = config.batch_size or DEFAULT_BATCH_SIZE
@@ -95,26 +100,24 @@ def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         found.bytes = torch.cuda.max_memory_allocated(device) - held
         return
-    was_reset = _reset_peak()
-    before = _entry("/proc/self/status", "VmRSS")
+    before = _reset_peak()
     yield found
-    after = _entry("/proc/self/status", "VmHWM")
-    if was_reset and before and after:
-        found.bytes = max(1024 * (int(after.split()[0]) - int(before.split()[0])), 0)
+    if before and (after := _resident("VmHWM")):
+        found.bytes = max(after - before, 0)
 
 
-def _reset_peak() -> bool:
-    """Reset the process's peak memory to the present value; False if the system does not allow it."""
-    if not sys.platform.startswith("linux"):
-        return False
+def _reset_peak() -> int:
+    """Reset the process's peak memory to the present value and return it; 0 if the system does not allow it."""
     try:
-        import ctypes
-
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory would otherwise not count when it is used again
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
+    except (OSError, AttributeError):  # not Linux, or another C library
+        return 0
+    return _resident("VmRSS")
+
+
+def _resident(name: str) -> int:
+    return 1024 * int(_entry("/proc/self/status", name).partition(" ")[0] or 0)
 
 
 def _entry(path: str, name: str) -> str:
@@ -127,7 +130,7 @@ def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.devi
     """Peak memory of one epoch of training, without evaluation."""
     with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
+        trainer = Trainer(task, split_of(task, seed), config, seed, device)
         trainer.train_epoch()  # the first epoch also allocates what stays
         with peak_memory(device, added=False) as peak:
             trainer.train_epoch()
@@ -136,8 +139,6 @@ def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.devi
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Device, threads and versions, for the ledger."""
-    import numpy
-
     versions = {"difformer": code_version(), "torch": torch.__version__, "numpy": numpy.__version__}
     where = describe(device)
     if device.type == "cpu":
@@ -168,7 +169,7 @@ def epoch_cost(
 
     with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
+        trainer = Trainer(task, split_of(task, seed), config, seed, device)
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1
         counted = timed(number)
@@ -178,7 +179,7 @@ def epoch_cost(
 
 def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: torch.device) -> dict[str, Any]:
     """Energy by layer of a trained model and, for ``"visualise"``, maps of its states and its strongest pairs."""
-    split = task.splits[record.seed % len(task.splits)]
+    split = split_of(task, record.seed)
     with isolated_rng(device):
         model = build_model(task, config)
         model.load_state_dict(record.state)

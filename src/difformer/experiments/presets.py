@@ -1,15 +1,14 @@
 """Presets: named hyper-parameters for a model on a data set, and where they come from.
 
-``presets.toml`` holds those of the package. Three names are used:
+``presets.toml`` holds those of the package, under three names:
 
 * ``"public-code"``: the values of the authors' public code, including its oddities.
 * ``"paper"``: tuned over the paper's own grid, under its protocol.
 * ``"best"``: tuned over a larger space, under the default protocol.
 
-The last two exist only where a search was run; they record the validation score, the number of trials and the command.
-`difformer tune` writes a file with one preset in the same form, for `difformer fit --preset FILE`.
-
-This module does not import torch: the command line reads presets before it knows whether it will train.
+The last two record the search: validation score, number of trials, command. `difformer tune` writes a file with one
+preset in the same form, for `difformer fit --preset FILE`. This module does not import torch: the command line reads
+presets before it knows whether it will train.
 """
 
 from __future__ import annotations
@@ -34,42 +33,24 @@ SHIPPED = Path(__file__).with_name("presets.toml")
 
 @dataclass(frozen=True)
 class Preset:
-    """Hyper-parameters with a name and an origin.
+    """Hyper-parameters with a name and an origin."""
 
-    Args:
-        name: ``"public-code"``, ``"paper"``, ``"best"``, or your own name.
-        model: Model of the zoo.
-        dataset: Data set that they were chosen on.
-        settings: Fields of the training configuration and options of the model, as `--set` takes them.
-        source: Where they come from, in a sentence.
-        protocol: Protocol under which they were chosen, if known.
-        seeds: Number of runs that the source averages over, if known.
-        metric: What `validation` measures.
-        validation: Validation score that selected them, if they were tuned here.
-        trials: Number of settings that were compared.
-        runs: Number of runs that each of them was averaged over.
-        command: The command that found them.
-        note: A remark for readers.
-        variant: Label count or other variant of the data set (``"per_class=10"``); only experiments that ask for the
-            variant use such a preset.
-        data: Options of the data set that the settings need, such as ``features="raw"``.
-    """
-
-    name: str
-    model: str
-    dataset: str
+    name: str  #: ``"public-code"``, ``"paper"``, ``"best"``, or your own name
+    model: str  #: model of the zoo
+    dataset: str  #: data set that they were chosen on
+    #: fields of the training configuration and options of the model, as ``--set`` takes them
     settings: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    protocol: str | None = None
-    seeds: int | None = None
-    metric: str | None = None
-    validation: float | None = None
-    trials: int | None = None
-    runs: int | None = None
-    command: str | None = None
-    note: str | None = None
-    variant: str | None = None
-    data: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""  #: where they come from, in a sentence
+    protocol: str | None = None  #: protocol under which they were chosen, if known
+    seeds: int | None = None  #: number of runs that the source averages over, if known
+    metric: str | None = None  #: what `validation` measures
+    validation: float | None = None  #: validation score that selected them, if they were tuned here
+    trials: int | None = None  #: number of settings that were compared
+    runs: int | None = None  #: number of runs that each of them was averaged over
+    command: str | None = None  #: the command that found them
+    note: str | None = None  #: a remark for readers
+    variant: str | None = None  #: of the data set (``"per_class=10"``), for experiments that ask for the variant
+    data: Mapping[str, Any] = field(default_factory=dict)  #: options of the data set, such as ``features="raw"``
 
     @property
     def identity(self) -> tuple[str, str, str, str | None]:
@@ -86,11 +67,10 @@ class Preset:
     @property
     def data_options(self) -> dict[str, str]:
         """Options of the data set that they were found with: `data`, or ``--data KEY=VALUE`` of the command."""
-        found: dict[str, str] = {key: str(value) for key, value in self.data.items()}
-        within = False
+        found, option = {key: str(value) for key, value in self.data.items()}, ""
         for word in shlex.split(self.command or ""):
-            within = word == "--data" if word.startswith("--") else within
-            if within and "=" in word:
+            option = word if word.startswith("--") else option
+            if option == "--data" and "=" in word:
                 key, _, value = word.partition("=")
                 found[key] = value
         return found
@@ -108,13 +88,12 @@ def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
     A preset's ``inherits`` names bases. Later bases override earlier ones, and its own settings override all of them.
     """
     content = read_toml(path)
-    bases: dict[str, dict[str, Any]] = content.get("base", {})
     found = []
     for entry in content.get("preset", []):
-        inherited: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for base in entry.pop("inherits", []):
-            inherited |= bases[base]
-        found.append(_preset({**entry, "settings": {**inherited, **entry.get("settings", {})}}, path))
+            settings |= content["base"][base]
+        found.append(_preset({**entry, "settings": settings | entry.get("settings", {})}, path))
     return tuple(found)
 
 
@@ -138,10 +117,8 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     exists = [f"on {dataset} it exists for {models}"] if models else []
     exists += [f"{model} has it for {datasets}"] if datasets else []
     exists = [f"for that pair there is {here}"] if here else exists or [f"{model} has it for no data set"]
-    raise UserError(
-        f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
-        f"Leave --preset out to use the defaults, or find values with `difformer tune`"
-    )
+    remedy = "Leave --preset out to use the defaults, or find values with `difformer tune`"
+    raise UserError(f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. {remedy}")
 
 
 def read_preset(path: str | os.PathLike[str]) -> Preset:

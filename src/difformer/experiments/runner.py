@@ -2,7 +2,7 @@
 
 A run ends in one of four ways: a line with its scores; a line with the reason why there are none (missing data, not
 enough memory, over the time limit, a loss that is not finite, an error); no line because the time was up; no line
-because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack where that is faster
+because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack if that is faster
 (`difformer.training.stack`), otherwise one after the other.
 """
 
@@ -13,8 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,10 @@ import torch
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
+from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
-from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
-from difformer.experiments.measure import (
-    Interrupted,
-    Peak,
-    epoch_cost,
-    look,
-    measure,
-    peak_memory,
-    surroundings,
-    training_peak,
-)
+from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
@@ -107,142 +97,101 @@ def why_not(cell: Cell, task: Task) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A cell with its task.
-
-    A `precision` that overrides the settings' own, like the device, does not make it another cell; its lines record it.
-    """
-
-    cell: Cell
-    task: Task
-    precision: str | None = None
-
-    @cached_property
-    def config(self) -> TrainConfig | None:
-        config = self.cell.config()
-        return config.replace(precision=self.precision) if config is not None and self.precision else config
-
-    @cached_property
-    def settings_id(self) -> str:
-        return self.cell.settings_id()
-
-    def split(self, seed: int) -> int:
-        return seed % len(self.task.splits)
-
-    def key(self, seed: int) -> str:
-        return run_key(self.settings_id, seed, self.task.splits[self.split(seed)].name, self.cell.data.mode)
-
-    def line(self, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
-        """The line of a finished run."""
-        cell, preset, split = self.cell, self.cell.preset, self.task.splits[self.split(seed)]
-        line = {
-            **shared,
-            **dict(zip(("data", "system", "preset"), cell.key, strict=True)),
-            "status": DONE,
-            "key": self.key(seed),
-            "dataset": cell.data.dataset,
-            "data_options": {**cell.options, **cell.data.alter},
-            "protocol": self.task.protocol,
-            "model": cell.system.model or cell.system.baseline,
-            "origin": preset.source,
-            "trials": preset.trials,
-            "tuning_runs": preset.runs,
-            "settings": cell.settings() if self.config is None else complete(self.config),
-            "settings_id": self.settings_id,
-            "seed": seed,
-            "split": split.name,
-            "sizes": list(split.sizes()),
-            **measured,
-            "seconds": round(measured["seconds"], 4),
-            "peak_memory": peak.bytes,
-        }
-        return {**line, "id": run_id(line)}
+def line_of(cell: Cell, task: Task, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
+    """The line of a finished run."""
+    preset, split, settings_id = cell.preset, split_of(task, seed), cell.settings_id()
+    line = {
+        **shared, **dict(zip(CELL, cell.key, strict=True)), "status": DONE,
+        "key": run_key(settings_id, seed, split.name, cell.data.mode),
+        "dataset": cell.data.dataset, "data_options": cell.data_options, "protocol": task.protocol,
+        "model": cell.system.model or cell.system.baseline, "settings": cell.settings(), "settings_id": settings_id,
+        "origin": preset.source, "trials": preset.trials, "tuning_runs": preset.runs,
+        "seed": seed, "split": split.name, "sizes": list(split.sizes()),
+        **measured, "seconds": round(measured["seconds"], 4), "peak_memory": peak.bytes,
+    }  # fmt: skip
+    return {**line, "id": run_id(line)}
 
 
-def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line) -> Iterator[Line]:
+def perform(
+    cell: Cell, task: Task, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line
+) -> Iterator[Line]:
     """One line per seed, as soon as it is finished.
 
     Raises:
         Interrupted: If `watch` stopped a run.
         NonFiniteLossError: If a seed diverged, after all others were trained.
     """
-    data, task, config = job.cell.data, job.task, job.config or TrainConfig()
+    data, config = cell.data, cell.config() or TrainConfig()
     if data.mode == "cost":
         none: Line = dict.fromkeys(("train", "valid", "test", "best_epoch"))
         none |= {"metric": "seconds per epoch", "higher_is_better": False, "stacked": 1}
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                found = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
-            yield job.line(seed, shared, peak, **none, **found)
+                found = measure.epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+            yield line_of(cell, task, seed, shared, peak, **none, **found)
         return
-    for record, peak, together in _records(job, seeds, device, watch):
-        measures = measure(
-            data.measures, data.dataset, task, task.splits[job.split(record.seed)], config, record.outputs
-        )
+    for record, peak, together in _records(cell, task, seeds, device, watch):
+        measures = measure.measure(data, task, split_of(task, record.seed), config, record.outputs)
         if data.mode in ("energy", "visualise"):
-            measures |= look(data.mode, task, config, record, device)
+            measures |= measure.look(data.mode, task, config, record, device)
         names = ("metric", "train", "valid", "test", "best_epoch", "epochs", "seconds")
         found = {name: getattr(record, name) for name in names}
         found |= {"higher_is_better": find_metric(record.metric).higher_is_better}
-        yield job.line(record.seed, shared, peak, **found, measures=measures, stacked=together)
+        yield line_of(cell, task, record.seed, shared, peak, **found, measures=measures, stacked=together)
 
 
 def _records(
-    job: Job, seeds: Sequence[int], device: torch.device, watch: Watch
+    cell: Cell, task: Task, seeds: Sequence[int], device: torch.device, watch: Watch
 ) -> Iterator[tuple[RunRecord, Peak, int]]:
-    """Records with their memory and the number of runs that trained as one."""
-    task, config, alone = job.task, job.config, job.cell.data.alone
-    diverged: list[NonFiniteLossError] = []
+    """Records with their memory and the number of runs that trained as one stack."""
+    config, alone = cell.config(), cell.data.alone
     if config is None:
-        for seed in seeds:
-            yield _untrained(job, seed), Peak(), 1
-    elif not alone and faster(task, config, len(seeds), device):
-        watch.begin(len(seeds))
+        yield from ((_untrained(cell, task, seed), Peak(), 1) for seed in seeds)
+        return
+    stack, diverged = not alone and faster(task, config, len(seeds), device), []
+    for group in [seeds] if stack else [[seed] for seed in seeds]:
+        runs = [Run(seed, seed % len(task.splits), config) for seed in group]
+        watch.begin(len(group))
+        if not stack and watch():
+            raise Interrupted
         with peak_memory(device) as peak:
-            runs = [Run(seed, job.split(seed), config) for seed in seeds]
-            results = train_stacked(task, runs, device, stop=watch)
-        diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
+            results = _train(task, runs, device, watch, stack)
         records = [one for one in results if isinstance(one, RunRecord)]
+        failed = [one for one in results if isinstance(one, NonFiniteLossError)]
         whole = [one for one in records if one.status != "interrupted"]
         for record in whole:
-            yield record, peak, len(results)
-        if len(whole) + len(diverged) < len(seeds):
+            yield record, measure.training_peak(task, config, record.seed, device) if alone else peak, len(results)
+        if len(whole) + len(failed) < len(group):
             raise Interrupted(min((one.epochs for one in records if one.status == "interrupted"), default=0))
-    else:
-        for seed in seeds:
-            watch.begin()
-            if watch():
-                raise Interrupted
-            try:
-                with peak_memory(device) as peak:
-                    record = train_one(task, job.split(seed), config, seed, device, stop=watch)
-                if alone and record.status != "interrupted":
-                    peak = training_peak(task, config, seed, device)
-            except NonFiniteLossError as error:  # the other seeds still run
-                diverged.append(error)
-                continue
-            if record.status == "interrupted":
-                raise Interrupted(record.epochs)
-            yield record, peak, 1
+        diverged += failed
     if diverged:
         raise diverged[0]
 
 
-def _untrained(job: Job, seed: int) -> RunRecord:
+def _train(task: Task, runs: list[Run], device: torch.device, watch: Watch, stack: bool) -> list[Any]:
+    """A record or a `NonFiniteLossError` per run."""
+    if stack:
+        return train_stacked(task, runs, device, stop=watch)
+    (one,) = runs
+    try:
+        return [train_one(task, one.split, one.config, one.seed, device, stop=watch)]
+    except NonFiniteLossError as error:  # the other seeds still run
+        return [error]
+
+
+def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
     """The record of a baseline."""
-    task, started = job.task, time.perf_counter()
-    split = task.splits[job.split(seed)]
-    outputs = baseline(job.cell.system.baseline, task, split)
-    metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
+    started, split = time.perf_counter(), split_of(task, seed)
+    outputs = baseline(cell.system.baseline, task, split)
+    metric = find_metric(cell.data.settings.get("metric", task.metric), task.problem)
     train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
     seconds, name = time.perf_counter() - started, metric.name
     return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
-    """Make every run that is asked for and missing.
+    """Make every requested run that is missing.
 
     Raises:
         UserError: If the request names something unknown, or the folder holds runs of the other form.
@@ -318,8 +267,7 @@ class _Work:
                     self.outcome.left += count * (len(wanted) - place)
                     return
                 loaded[name] = found
-            task, shared = loaded[name]
-            self._cell(Job(cell, task, self.request.precision), count, shared)
+            self._cell(cell, *loaded[name], count)
 
     def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, Line] | None:
         """The task and what all its lines share; None if it cannot be loaded."""
@@ -345,11 +293,12 @@ class _Work:
                 f"lines from {self.ledger.path}"
             )
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
-        return task, shared | surroundings(self.device)
+        return task, shared | measure.surroundings(self.device)
 
-    def _cell(self, job: Job, count: int, shared: Line) -> None:
-        cell, request = job.cell, self.request
-        seeds = [seed for seed in range(count) if (*cell.key, job.key(seed)) not in self.done]
+    def _cell(self, cell: Cell, task: Task, shared: Line, count: int) -> None:
+        request, own, mode = self.request, cell.settings_id(), cell.data.mode
+        keys = {seed: run_key(own, seed, split_of(task, seed).name, mode) for seed in range(count)}
+        seeds = [seed for seed, key in keys.items() if (*cell.key, key) not in self.done]
         self.outcome.there += count - len(seeds)
         if not seeds:
             return
@@ -358,22 +307,21 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = dict(zip(("data", "system", "preset"), cell.key, strict=True))
-        about |= {"settings_id": job.settings_id, **chosen}
-        about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
+        about = dict(zip(CELL, cell.key, strict=True)) | {"settings_id": own, **chosen}
+        about["id"] = " ".join([own, self.device.type, *chosen.values()])
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
             self.outcome.failed[cell.key] = earlier["reason"]
             self.outcome.errors += bool(earlier.get("fault"))
             return
-        if reason := why_not(cell, job.task):
+        if reason := why_not(cell, task):
             self._refuse(about, reason)
             return
         made, watch = 0, Watch(self.stop, request.limit)
         try:
-            for line in perform(job, seeds, self.device, watch, shared):
-                self.ledger.append({**line, "time": _now()})
+            for line in perform(cell, task, seeds, self.device, watch, shared):
+                self.ledger.append(line)
                 made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
                 done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
@@ -407,8 +355,7 @@ class _Work:
         self.say(f"{self.experiment.name} {about['data']} {which}".rstrip() + f": {reason}")
         if (self._earlier(about) or {}).get("reason") != reason:
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
-            line = {**shared, **about, "status": FAILED, "reason": reason, "time": _now()}
-            line |= {"fault": True} if fault else {}
+            line = {**shared, **about, "status": FAILED, "reason": reason, **({"fault": True} if fault else {})}
             self.failures.setdefault(cell_of(about), []).append(line)
             self.ledger.append(line)
 
@@ -426,7 +373,3 @@ def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
     if isinstance(error, NonFiniteLossError):
         return f"diverged: {said}", False
     return f"{type(error).__name__}: {error}", not isinstance(error, ImportError)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

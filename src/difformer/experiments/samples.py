@@ -29,45 +29,27 @@ def load_data(data: Data, options: Mapping[str, Any]) -> Task:
 
 def waves(*, num_nodes: int = 8, length: int = 40, lags: int = 3, seed: int = 0) -> Task:
     """A noisy wave on a ring of nodes, to be predicted from its past: y_{t,i} = sin(t/3 - i) + ε."""
-    generator = torch.Generator().manual_seed(seed)
     time, node = torch.arange(length).unsqueeze(1), torch.arange(num_nodes)
-    values = torch.sin(time / 3 - node) + 0.3 * torch.randn(length, num_nodes, generator=generator)
+    noise = torch.randn(length, num_nodes, generator=torch.Generator().manual_seed(seed))
+    values = torch.sin(time / 3 - node) + 0.3 * noise
     following = (node + 1) % num_nodes
     ring = torch.stack([torch.cat([node, following, node]), torch.cat([following, node, node])])
-    return Task(
-        name="waves",
-        kind="series",
-        problem="regression",
-        metric="mse",
-        protocol=f"generated: waves on a ring of {num_nodes}, {lags} lags, split 2:2:6 in time order; MSE",
-        x=values.unfold(0, lags, 1)[:-1].contiguous(),
-        y=values[lags:].contiguous(),
-        splits=(time_split(length - lags, ratio=(2, 2, 6)),),
-        num_outputs=1,
-        edge_index=ring,
-    )
+    said = f"generated: waves on a ring of {num_nodes}, {lags} lags, split 2:2:6 in time order; MSE"
+    x, y = values.unfold(0, lags, 1)[:-1].contiguous(), values[lags:].contiguous()
+    splits = (time_split(length - lags, ratio=(2, 2, 6)),)
+    return Task("waves", "series", "regression", "mse", said, x, y, splits, num_outputs=1, edge_index=ring)
 
 
 def clouds(*, count: int = 60, size: int = 6, num_splits: int = 2, seed: int = 0) -> Task:
     """Point clouds in space, stretched along one axis in the positive class, with a graph of three neighbours."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(count) % 2
-    points = torch.randn(count, size, 3, generator=generator)
+    y, node_ptr = torch.arange(count) % 2, torch.arange(count + 1) * size
+    points = torch.randn(count, size, 3, generator=torch.Generator().manual_seed(seed))
     points[:, :, 0] *= 1 + y.unsqueeze(1)
-    x, node_ptr = points.reshape(-1, 3), torch.arange(count + 1) * size
-    return Task(
-        name="clouds",
-        kind="graphs",
-        problem="multiclass",
-        metric="rocauc",
-        protocol=f"generated: {count} clouds of {size} points, random 30/20/50; AUROC",
-        x=x,
-        y=y,
-        splits=tuple(random_split(y, fractions=(0.3, 0.2, 0.5), seed=s, stratify=True) for s in range(num_splits)),
-        num_outputs=2,
-        edge_index=knn_graph(x, 3, include_self=True, node_ptr=node_ptr),
-        node_ptr=node_ptr,
-    )
+    x = points.reshape(-1, 3)
+    said = f"generated: {count} clouds of {size} points, random 30/20/50; AUROC"
+    splits = tuple(random_split(y, fractions=(0.3, 0.2, 0.5), seed=s, stratify=True) for s in range(num_splits))
+    edges = knn_graph(x, 3, include_self=True, node_ptr=node_ptr)
+    return Task("clouds", "graphs", "multiclass", "rocauc", said, x, y, splits, 2, edges, node_ptr=node_ptr)
 
 
 SAMPLES: Mapping[str, Callable[..., Task]] = {"waves": waves, "clouds": clouds}
@@ -78,9 +60,8 @@ def altered(task: Task, *, labels_per_class: int | None = None, edges_removed: f
 
     Args:
         task: Nodes of one graph with classes.
-        labels_per_class: Draw so many training labels of each class from the nodes that are neither in the validation
-            nor in the test part, seeded by the number of the split. A larger number contains a smaller one's labels.
-            A class with fewer candidates contributes all of them.
+        labels_per_class: Draw so many training labels of each class, or all if there are fewer, from the nodes outside
+            the validation and test parts, seeded by the number of the split. A larger number contains a smaller one's.
         edges_removed: Share of the undirected edges to remove at random. Self-loops stay, and a larger share contains
             a smaller one.
     """
@@ -96,10 +77,9 @@ def altered(task: Task, *, labels_per_class: int | None = None, edges_removed: f
 
 def _relabelled(task: Task, number: int, per_class: int) -> Split:
     split = task.splits[number]
-    free = torch.ones(task.num_nodes, dtype=torch.bool)
-    free[split.valid] = free[split.test] = False
     # Nodes without features carry a filler label in some data sets.
-    free &= (task.x.crow_indices().diff() if task.x.layout == torch.sparse_csr else task.x.abs().sum(1)) > 0
+    free = (task.x.crow_indices().diff() if task.x.layout == torch.sparse_csr else task.x.abs().sum(1)) > 0
+    free[split.valid] = free[split.test] = False
     order = torch.randperm(task.num_nodes, generator=torch.Generator().manual_seed(number))
     order = order[free[order]]
     train = [order[task.y[order] == label][:per_class] for label in range(task.num_outputs)]
@@ -119,7 +99,7 @@ def baseline(name: str, task: Task, split: Split) -> Tensor:
     """Predictions ``[T, N, 1]`` for all snapshots.
 
     Raises:
-        ValueError: If the task is not a series, or the baseline is unknown.
+        UserError: If the task is not a series, or the baseline is unknown.
     """
     if task.kind != "series":
         raise UserError(f"baseline {name!r} is for series; task {task.name!r} holds {task.kind}")

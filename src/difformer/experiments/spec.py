@@ -112,27 +112,6 @@ class Experiment:
         limits = (self.quick_systems if quick else None, data.systems)
         return tuple(one for one in self.systems if all(keys is None or one.key in keys for keys in limits))
 
-    def select(self, datasets: Sequence[str], models: Sequence[str], quick: bool) -> Iterator[tuple[Data, System]]:
-        """Sections by key or data set, with their rows by key or model; all if no name is given.
-
-        Raises:
-            UserError: If a name is unknown.
-        """
-        rows = [(data, system) for data in self.sections(quick) for system in self.rows(data, quick)]
-        full = [(data, system) for data in self.data for system in self.systems]
-        for option, asked, place in (("--datasets", datasets, 0), ("--models", models, 1)):
-            known, every = ({name for pair in pairs for name in pair[place].names} for pairs in (rows, full))
-            for name in (one for one in asked if one not in known):
-                has = ", ".join(sorted(known))
-                if quick and name in every:
-                    raise UserError(
-                        f"{option}: the quick form of {self.name} has no {name!r}, only {has}; drop --quick"
-                    )
-                raise UserError(f"{option}: {self.name} has no {name!r}; it has {has}")
-        for data, system in rows:
-            if all(not asked or set(one.names) & set(asked) for one, asked in ((data, datasets), (system, models))):
-                yield data, system
-
 
 def find(name: str) -> Experiment:
     """The experiment of a name.
@@ -203,11 +182,4 @@ def _made(kind: Any, entry: Mapping[str, Any], path: Path) -> Any:
     known = [one.name for one in fields(kind)]
     if unknown := sorted(set(entry) - set(known)):
         raise UserError(f"{path}: {kind.__name__} has no field {unknown[0]!r}; known are {', '.join(known)}")
-    return kind(**{key: _frozen(value) for key, value in entry.items()})
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, also inside tables."""
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return {key: _frozen(one) for key, one in value.items()} if isinstance(value, dict) else value
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})

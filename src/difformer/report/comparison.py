@@ -40,46 +40,27 @@ Scores = Mapping[tuple[int, str], float]
 
 @dataclass(frozen=True)
 class Paired:
-    """A run against the first one.
+    """A run against the first one."""
 
-    Args:
-        name: Of the run.
-        pairs: Seeds for which both have a score.
-        difference: Mean of its metric less that of the first run.
-        deviation: Sample deviation of the differences.
-        interval: 95 % interval of the mean difference, from the corrected deviation where there are several splits.
-        t_test: p of the paired t-test; None with fewer than two pairs.
-        corrected: p with Nadeau and Bengio's correction; None where all pairs share one split.
-        ranks: p of Wilcoxon's signed-rank test; None with fewer than six pairs.
-        adjusted: p that decides, after Holm: the corrected one where there is one, otherwise the t-test's.
-        wins: Pairs in which it is better than the first run.
-        verdict: In words.
-    """
-
-    name: str
-    pairs: int
-    difference: float
-    deviation: float
-    interval: tuple[float, float] | None
-    t_test: float | None
-    corrected: float | None
-    ranks: float | None
-    adjusted: float | None
-    wins: int
-    verdict: str
+    name: str  #: of the run
+    pairs: int  #: number of seeds for which both have a score
+    difference: float  #: mean of its metric less that of the first run
+    deviation: float  #: sample deviation of the differences
+    interval: tuple[float, float] | None  #: 95 % interval of the mean difference, corrected if there are several splits
+    t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
+    corrected: float | None  #: p with Nadeau and Bengio's correction; None if all pairs share one split
+    ranks: float | None  #: p of Wilcoxon's signed-rank test; None with fewer than six pairs
+    adjusted: float | None  #: p that decides, `corrected` or else `t_test`, after Holm's correction
+    wins: int  #: number of pairs in which it is better than the first run
+    verdict: str  #: in words
 
 
 def paired(
     first: Scores, other: Scores, *, name: str, test_to_train: float | None = None, higher: bool = True
 ) -> Paired:
-    """Compares scores by (seed, split) with those of the first; no verdict yet, see `judge`.
+    """Compares scores by (seed, split) with those of the `first`; no verdict yet, see `judge`.
 
-    Args:
-        first: Scores of the reference.
-        other: Scores of what is compared.
-        name: What `other` is called.
-        test_to_train: n_test / n_train, for the correction; None leaves it out.
-        higher: Whether a larger score is better.
+    `test_to_train` is n_test / n_train, for the correction; None leaves it out.
 
     Raises:
         UserError: If they share no pair.
@@ -102,25 +83,18 @@ def paired(
         """Two-sided, under Student's t with n - 1 degrees of freedom."""
         return float(2 * stats.t.sf(abs(mean) / deviation, n - 1)) if deviation else float(mean == 0)
 
-    plain = corrected = ranks = interval = None
+    plain = corrected = interval = None
     if n > 1:
         plain, corrected = p_value(deviations[0]), None if ratio is None else p_value(deviations[1])
         reach = float(stats.t.ppf(0.975, n - 1)) * deviations[1]
         interval = (mean - reach, mean + reach)
-    if n >= LEAST_FOR_RANKS and d.any():
-        ranks = float(stats.wilcoxon(d).pvalue)
+    ranks = float(stats.wilcoxon(d).pvalue) if n >= LEAST_FOR_RANKS and d.any() else None
     wins = int(((d > 0) if higher else (d < 0)).sum())
     return Paired(name, n, mean, s, interval, plain, corrected, ranks, None, wins, "")
 
 
 def judge(found: Sequence[Paired], higher: bool, *, against: str) -> tuple[Paired, ...]:
-    """The same comparisons with Holm's p-values and a verdict each.
-
-    Args:
-        found: Comparisons with one and the same first side.
-        higher: Whether a larger score is better.
-        against: What the first side is called in verdicts.
-    """
+    """Comparisons with the same first side, called `against`, with Holm's p-values and a verdict each."""
     judged = []
     adjusted = holm([one.t_test if one.corrected is None else one.corrected for one in found])
     for one, p in zip(found, adjusted, strict=True):
@@ -160,23 +134,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Runs side by side."""
 
-    Args:
-        metric: What is compared.
-        higher_is_better: Whether a larger one is better.
-        sides: The runs, in the order given.
-        against_first: One entry for every run but the first.
-        settings: Settings that differ, by name, one value per run; ``–`` where its model has no such option.
-        notes: What a reader should know, one sentence each.
-    """
-
-    metric: str
-    higher_is_better: bool
-    sides: tuple[Side, ...]
-    against_first: tuple[Paired, ...]
-    settings: dict[str, tuple[Any, ...]]
-    notes: tuple[str, ...]
+    metric: str  #: what is compared
+    higher_is_better: bool  #: whether a larger value is better
+    sides: tuple[Side, ...]  #: the runs, in the order given
+    against_first: tuple[Paired, ...]  #: one entry for every run but the first
+    settings: dict[str, tuple[Any, ...]]  #: settings that differ, one value per run; ``–`` if its model has none
+    notes: tuple[str, ...]  #: what a reader should know, one sentence each
 
 
 def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
@@ -192,11 +157,10 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     metric, higher = summaries[0].metric, summaries[0].higher_is_better
     about = [{"task": f.about["data"]["task"], "metric": s.metric} for f, s in zip(folders, summaries, strict=True)]
     for folder, own in zip(folders[1:], about[1:], strict=True):
-        if differs := [what for what in own if own[what] != about[0][what]]:
-            what, theirs, mine = differs[0], own[differs[0]], about[0][differs[0]]
-            raise UserError(
-                f"{folder.path} is of {what} {theirs!r}, {folders[0].path} of {mine!r}: such runs cannot be paired"
-            )
+        for what, mine in about[0].items():
+            if own[what] != mine:
+                both = f"{folder.path} is of {what} {own[what]!r}, {folders[0].path} of {mine!r}"
+                raise UserError(f"{both}: such runs cannot be paired")
     names = [folder.path.name for folder in folders]
     names = names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]
     sides = [_side(*three) for three in zip(folders, summaries, names, strict=True)]
@@ -227,7 +191,7 @@ def _side(folder: RunFolder, summary: Summary, name: str) -> Side:
 
 
 def _test_to_train(folder: RunFolder) -> float | None:
-    """n_test / n_train of the first seed, from its predictions, whose hash is known; ranks keep ``split.npz`` alone."""
+    """n_test / n_train of the first seed, from its predictions, whose hash is checked, or from ``split.npz``."""
     for result in folder.results():
         splits = folder.file(result["seed"], SPLIT)
         if folder.file(result["seed"], PREDICTIONS).is_file():

@@ -26,16 +26,8 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.errors import UserError, did_you_mean
-from difformer.report.gather import (
-    DENSE_ENTRIES,
-    Material,
-    Scene,
-    column_names,
-    make_scene,
-    name_of,
-    source_columns,
-    usual_part,
-)
+from difformer.report import gather
+from difformer.report.gather import Material, Scene
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run
 
@@ -51,53 +43,30 @@ Place = int | str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Attribution:
-    """The predicted probability, or value, attributed to columns and instances.
+    """The predicted probability, or value, attributed to columns and instances."""
 
-    Args:
-        value: F(X): probability of the predicted class or column, or the predicted value.
-        base: The same if every instance had the average row.
-        columns: Effect of each column of the user's table, in the instance's row; of a graph, in all its nodes' rows.
-        neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
-        others: Effect of all other instances together.
-        gap: What quadrature leaves of value - base.
-        explained: The target that value and base are of, where the run has several.
-    """
-
-    value: float
-    base: float
-    columns: dict[str, float]
-    neighbours: dict[str, float]
-    others: float
-    gap: float
-    explained: str = ""
+    value: float  #: probability of the predicted class or column, or the predicted value, F(X)
+    base: float  #: the same if every instance had the average row
+    columns: dict[str, float]  #: effect of each column of your table, in the instance's row; of a graph, in all rows
+    neighbours: dict[str, float]  #: effect of each instance that an observed edge leads from, by name; no self-loops
+    others: float  #: effect of all other instances together
+    gap: float  #: what quadrature leaves of value - base
+    explained: str = ""  #: the target that value and base are of, if the run has several
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an instance was predicted as it was.
+    """Why an instance was predicted as it was."""
 
-    Args:
-        name: The instance.
-        node: Its number; of a series its number within the snapshot; None for a graph, which is explained as a whole.
-        number: Snapshot or graph; None for a task on nodes.
-        prediction: What was predicted.
-        target: What it should be; empty where unknown.
-        title: The instance with its snapshot or graph, and how that was chosen where none was named.
-        attribution: The prediction by columns and neighbours; None where there are too many features for it, or the
-            model does not use them.
-        sentence: The same in one sentence.
-        remainder: What could not be attributed, in words; empty where the effects add up.
-    """
-
-    name: str
-    node: int | None
-    number: int | None
-    prediction: str
-    target: str
-    title: str
-    attribution: Attribution | None = field(repr=False)
-    sentence: str
-    remainder: str
+    name: str  #: the instance
+    node: int | None  #: its number, of a series within the snapshot; None for a graph, which is explained as a whole
+    number: int | None  #: snapshot or graph; None for a task on nodes
+    prediction: str  #: what was predicted
+    target: str  #: what it should be; empty if unknown
+    title: str  #: the instance with its snapshot or graph, and how that was chosen if none was named
+    attribution: Attribution | None = field(repr=False)  #: None with too many features, or if the model uses none
+    sentence: str  #: the attribution in one sentence
+    remainder: str  #: what could not be attributed, in words; empty if the effects add up
 
 
 def explain_node(
@@ -135,11 +104,11 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], target: int | str | No
     for node in nodes:
         number, place, chosen = locate(loaded, node)
         if number not in scenes:
-            scenes[number] = make_scene(loaded, number, with_states=False)
+            scenes[number] = gather.make_scene(loaded, number, with_states=False)
         scene = scenes[number]
         with torch.no_grad():
             outputs = scene.inputs.outputs(loaded.model)[place or 0].float().cpu()
-        name = title = name_of(task, number if place is None else place)  # type: ignore[arg-type]
+        name = title = gather.name_of(task, number if place is None else place)  # type: ignore[arg-type]
         if number is not None:
             where = f"graph {number}" if place is None else f"node {place} of snapshot {number}{chosen}"
             title = where if where == name or where.startswith(f"{name} of ") else f"{name} ({where})"
@@ -156,12 +125,10 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     if task.kind != "series":
         if isinstance(node, tuple):
             raise UserError(f"node: {node} names a snapshot and a node; {task.name!r} has no snapshots")
-        start, what = (
-            loaded.new or 0,
-            "graph" if task.kind == "graphs" else "instance" if loaded.new is None else "new row",
-        )
+        start, graphs = loaded.new or 0, task.kind == "graphs"
+        what = "graph" if graphs else "instance" if loaded.new is None else "new row"
         found = start + find(node, task.num_instances - start, task.instance_names[start:], what)
-        return (found, None, "") if task.kind == "graphs" else (None, found, "")
+        return (found, None, "") if graphs else (None, found, "")
     names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
     first: int | str | None = None
     if isinstance(node, tuple):
@@ -171,7 +138,7 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     second = find(node, task.num_nodes, names, "node")
     if first is not None:
         return find(first, task.num_instances, (), "snapshot"), second, ""
-    part, rows = usual_part(loaded.split)
+    part, rows = gather.usual_part(loaded.split)
     number = int(rows.max()) if rows.numel() else task.num_instances - 1
     return number, second, f", the last of the {part} part" if rows.numel() else ", the last"
 
@@ -181,40 +148,35 @@ def find(word: int | str, count: int, names: Sequence[str], what: str, argument:
     if isinstance(word, str) and word in names:
         places = [place for place, name in enumerate(names) if name == word]
         if len(places) > 1:
-            shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
-            raise UserError(
-                f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}"
-            )
+            shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
+            said = f"{len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
+            raise UserError(f"{argument}: {said}")
         return places[0]
     if str(word).isdecimal() and int(word) < count:
         return int(word)
-    known = f"names such as {names[0]!r}, or " if names else ""
-    hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
-    raise UserError(
-        f"{argument}: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to "
-        f"{count - 1}"
-    )
+    hint = did_you_mean(word, names) if isinstance(word, str) and not word.isdecimal() else ""
+    known = f"{'E' if hint else 'e'}xpected {f'names such as {names[0]!r}, or ' if names else ''}a number"
+    raise UserError(f"{argument}: there is no {what} {word!r}; {hint}{known} from 0 to {count - 1}")
 
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
     """Prediction and target as texts, the latter empty where unknown."""
-    names = column_names(task)
+    names = gather.column_names(task)
     if task.problem == "multiclass":
         return names[int(outputs.argmax())], names[int(y)] if int(y) >= 0 else ""
     both = (outputs.reshape(-1), y.reshape(-1))
     if task.problem == "multilabel":
-        answers = (both[0] > 0, both[1] > 0.5)
-        said = [[name for name, yes in zip(names, one.tolist(), strict=True) if yes] for one in answers]
-        return ", ".join(said[0]) or "none", "" if y.isnan().all() else ", ".join(said[1]) or "none"
-    names = [""] if len(names) == 1 else [f"{_target_name(task, c)} " for c in range(len(names))]
-    first, second = (
-        ", ".join(f"{name}{v:.4g}" for name, v in zip(names, one.tolist(), strict=True) if v == v) for one in both
-    )
+        answers = [zip(names, one.tolist(), strict=True) for one in (both[0] > 0, both[1] > 0.5)]
+        first, second = (", ".join(name for name, yes in one if yes) or "none" for one in answers)
+        return first, "" if y.isnan().all() else second
+    names = [""] if len(names) == 1 else [f"{name} " for name in _target_names(task)]
+    pairs = [[(name, v) for name, v in zip(names, one.tolist(), strict=True) if v == v] for one in both]
+    first, second = (", ".join(f"{name}{v:.4g}" for name, v in one) for one in pairs)
     return first, second
 
 
-def _target_name(task: Task, column: int) -> str:
-    return task.class_names[column] if task.class_names else f"target {column}"
+def _target_names(task: Task) -> Sequence[str]:
+    return task.class_names or [f"target {c}" for c in range(task.num_outputs)]
 
 
 def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
@@ -224,16 +186,14 @@ def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
             raise UserError("target: the run predicts one label, whose probability is explained; leave it out")
         return int(outputs.argmax())
     if target is not None:
-        return find(
-            target, task.num_outputs, [_target_name(task, c) for c in range(task.num_outputs)], "target", "target"
-        )
+        return find(target, task.num_outputs, _target_names(task), "target", "target")
     return 0 if task.problem == "regression" else int(outputs.abs().argmax())
 
 
 def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> Attribution | None:
     """Integrated gradients of an output of an instance, or of a whole graph where `place` is None."""
     task = loaded.task
-    if scene.size * scene.inputs.x.shape[1] > DENSE_ENTRIES:
+    if scene.size * scene.inputs.x.shape[1] > gather.DENSE_ENTRIES:
         return None
     x = scene.inputs.x.to_dense().detach()
 
@@ -277,15 +237,15 @@ def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> A
         return None
     columns = {f"column {c}": v for c, v in enumerate(own.tolist())}
     if x.shape[1] == task.num_features:
-        columns = {name: float(own[held].sum()) for name, held in source_columns(task).items()}
+        columns = {name: float(own[held].sum()) for name, held in gather.source_columns(task).items()}
     neighbours: dict[str, float] = {}
     if scene.graph is not None and place is not None:
         source, target = scene.graph.edge_index.cpu()
         for j in source[(target == place) & (source != place)].unique().tolist():
-            name = name_of(task, j)
+            name = gather.name_of(task, j)
             neighbours[name if name not in neighbours else f"{name} (number {j})"] = float(each[j])
     others = 0.0 if place is None else float(each.sum() - each[place]) - sum(neighbours.values())
-    explained = _target_name(task, column) if task.problem != "multiclass" and task.num_outputs > 1 else ""
+    explained = _target_names(task)[column] if task.problem != "multiclass" and task.num_outputs > 1 else ""
     return Attribution(at(1.0), at(0.0), columns, neighbours, others, sum(gap for gap, *_ in found), explained)
 
 
@@ -343,7 +303,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def worth_explaining(material: Material, worst: Sequence[Place]) -> list[Place]:
-    """The worst errors, of which `worst` are the first, and of classes the narrowest success."""
+    """The first of the `worst` errors and, for classes, the correct prediction with the smallest margin."""
     part, found = material.rows, list(dict.fromkeys(worst))[:WRONG]
     if material.task.problem == "multiclass" and material.task.kind != "series" and part.numel():
         top = material.outputs[part].softmax(-1).topk(min(2, material.task.num_outputs), dim=-1)

@@ -1,7 +1,7 @@
-"""Everything a report needs of a run, read once: folder, model of one seed, predictions of all seeds, and its scenes.
+"""Everything a report needs about a run, read once: folder, model of one seed, predictions of all seeds, and scenes.
 
-A *scene* is one graph's worth of instances that exchange with each other. Of a task on nodes it is everything; of a
-series it is one snapshot, of many graphs one graph: instances of different snapshots and graphs never exchange.
+A *scene* holds the instances that exchange with each other: all instances of a task on nodes, one snapshot of a series,
+or one graph of many.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from difformer.training.trained_run import Loaded, best_seed, load_run
 
 SEED = 0  # of every sample that is drawn
 WHAT = {"nodes": "instance", "series": "node", "graphs": "graph"}  # what a point of the map is, by kind of task
-DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column
+DENSE_ENTRIES = 50_000_000  # of features; larger ones are not examined column by column
 
 
 @dataclass(frozen=True)
 class Material:
-    """A run, ready to be looked at."""
+    """A run with everything that a report looks at."""
 
     folder: RunFolder  # the run folder
-    loaded: Loaded  # the model of the seed that is looked into
+    loaded: Loaded  # the model of the seed that is shown
     seed: int  # that seed
-    predictions: tuple[Predictions, ...]  # of every seed with a result, the seed's own first
-    part: str  # "test"; "valid" or "train" where there is no test part
+    predictions: tuple[Predictions, ...]  # of every seed with a result, the shown one first
+    part: str  # "test"; "valid" or "train" if there is no test part
 
     @property
     def task(self) -> Task:
@@ -49,17 +49,17 @@ class Material:
 
     @property
     def outputs(self) -> Tensor:
-        """Of all instances, as the seed's folder has them."""
+        """Outputs of the shown seed for all instances."""
         return self.predictions[0].outputs
 
     @property
     def rows(self) -> Tensor:
-        """Instances of the part, in the split of the seed."""
+        """Instances of the part, in the split of the shown seed."""
         return self.loaded.split.parts()[self.part]
 
     @property
     def classes(self) -> Tensor | None:
-        """Class of every instance of a task on nodes, -1 where unknown; None where there are no classes to compare."""
+        """Class of every instance of a task on nodes, -1 if unknown; None if there are no classes to compare."""
         task = self.task
         if task.kind != "nodes":
             return None
@@ -71,37 +71,31 @@ class Material:
         return None
 
 
-def gather(
-    run: RunFolder | str | Path,
-    *,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> Material:
-    """Opens a run."""
+def gather(run: RunFolder | str | Path, *, seed: int | None = None, **given: Any) -> Material:
+    """Opens a run; `given` as in `difformer.training.trained_run.load_run`."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     chosen = best_seed(folder) if seed is None else seed
-    loaded = load_run(folder, seed=chosen, task=task, device=device)
+    loaded = load_run(folder, seed=chosen, **given)
     done = [chosen, *(r["seed"] for r in folder.results() if r["seed"] != chosen)]
     predictions = tuple(_read_predictions(folder, loaded.task, one) for one in done)
     return Material(folder, loaded, chosen, predictions, usual_part(loaded.split)[0])
 
 
 def usual_part(split: Split) -> tuple[str, Tensor]:
-    """The part that is reported: test; validation or training where those before it are empty."""
+    """The part that is reported: test, else validation, else training, whichever is not empty."""
     parts = split.parts()
     name = next((name for name in ("test", "valid", "train") if parts[name].numel()), "test")
     return name, parts[name]
 
 
 def read_arrays(folder: RunFolder, seed: int, *names: str) -> list[Any]:
-    """Arrays of a seed's ``predictions.npz``, after a check of its hash where it can be decoded."""
+    """Arrays of a seed's ``predictions.npz``, whose hash is checked."""
     path = folder.file(seed, PREDICTIONS)
     try:
         content = path.read_bytes()
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = [file[name] for name in names]
-    except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
+    except Exception as error:  # a damaged file may raise anything
         raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
     folder.check_hash(seed, "predictions", content)
     return found
@@ -125,8 +119,8 @@ class Scene:
 
     encoder: nn.Module  # the model that makes states, in evaluation mode
     inputs: Inputs  # its arguments; one graph, hence no batch
-    number: int | None  # which snapshot or graph of the task; None where the scene is the whole task
-    # [L + 1, n, d] of a DIFFormer, on the CPU; None of any other model
+    number: int | None  # which snapshot or graph; None if the scene is the whole task
+    # [L + 1, n, d] of a DIFFormer, on the CPU; None for any other model
     states: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -148,12 +142,12 @@ class Scene:
 
 
 def encoder_of(model: nn.Module) -> nn.Module:
-    """The model of nodes, also where it is wrapped for graphs."""
+    """The model of nodes inside a model of graphs, or the model itself."""
     return model.encoder if isinstance(model, GraphLevel) else model  # type: ignore[return-value]
 
 
 def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
-    """The scene of a task, or of a snapshot or graph: by default the last test snapshot, the first test graph."""
+    """The scene of a task, or of one snapshot or graph: by default the last test snapshot or the first test graph."""
     if loaded.task.kind == "nodes":
         inputs = loaded.feed.passes()[0]
     else:
@@ -188,7 +182,7 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
 
 
 def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:
-    """At most `limit` of `count` instances at random, in their order: `always`, and one of each class where given."""
+    """At most `limit` of `count` instances at random, in order, with those in `always` and one of each class."""
     if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
@@ -201,7 +195,7 @@ def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence
 
 
 def said(shown: int, count: int, what: str) -> str:
-    """The sentence about a sample; empty where all are shown."""
+    """The sentence about a sample; empty if all are shown."""
     return "" if shown >= count else f"{shown:,} of {count:,} {what} are shown, drawn at random (seed {SEED})."
 
 
@@ -212,7 +206,7 @@ def dense_rows(task: Task, rows: Tensor, snapshot: int | None = None) -> Tensor:
 
 
 def source_columns(task: Task) -> dict[str, list[int]]:
-    """Columns of the user's table, each with the numbers of the encoded columns that it became."""
+    """Columns of the user's table, each with the numbers of its encoded columns."""
     if task.preprocessing is None:
         names = task.feature_names or [f"column {c}" for c in range(task.num_features)]
         return {name: [c] for c, name in enumerate(names)}
@@ -224,7 +218,7 @@ def source_columns(task: Task) -> dict[str, list[int]]:
 
 
 def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -> list[list[Any]]:
-    """Of every row the cells of some columns, its own ones, as the user's table has them."""
+    """Cells of each row in the columns listed for it, as in the user's table."""
     x, scaling = dense_rows(task, rows), task.scaling
     if task.preprocessing is not None:
         held = task.preprocessing.original(x)
@@ -249,12 +243,12 @@ def name_of(task: Task, place: int) -> str:
 
 
 def layer_names(count: int) -> list[str]:
-    """Of a DIFFormer's states."""
+    """Names of a DIFFormer's states."""
     return ["input", *(f"layer {k}" for k in range(1, count))]
 
 
 def column_names(task: Task) -> list[str]:
-    """Of classes or target columns."""
+    """Names of classes or target columns."""
     return list(task.class_names) if task.class_names else [str(c) for c in range(task.num_outputs)]
 
 
@@ -265,7 +259,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
-    """To significant digits, whole numbers without a point; None for NaN, which JSON does not have."""
+    """A value with so many significant digits, whole numbers as int; None for NaN, which JSON does not have."""
     if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

@@ -33,12 +33,12 @@ from difformer.report.gather import Scene, draw
 PAIRS = 400  # kept per layer
 ENTRIES = 50_000_000  # of attention computed per layer
 ENTROPY_MARGIN = 0.01  # attention whose entropy is closer than this to the uniform one is called uniform
-PAIRWISE_LIMIT = 4_000  # states whose pairs are all summed; of more a sample is drawn
+PAIRWISE_LIMIT = 4_000  # states; of more a sample is drawn, since all pairs are summed
 THEOREM_LIMIT = 1_000
-# Below these all states are as good as one: cosines above 0.99, or one singular value left.
+# Below these all states count as one: cosines above 0.99, or one singular value left.
 ALIKE = 0.02
 ONE_DIRECTION = 1.2
-MUCH_CLOSER = 0.5  # of the distance before diffusion; less than that is not "apart" any more
+MUCH_CLOSER = 0.5  # of the distance before diffusion, below which states are no longer called apart
 LOSS_OF_SEPARATION = 0.05
 LITTLE = 0.02
 NO_DIFFUSION = (
@@ -53,34 +53,29 @@ class LatentLayer:
     source: list[int]  # [k] places among the shown instances that are attended to
     target: list[int]  # [k] places that attend
     weight: list[float]  # [k] attention in units of 1/n, the uniform one; strongest first
-    within: float | None  # mean over the shown instances with a class of w_i; None without classes
-    entropy: float  # mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike
-
-
-def why_no_attention(layer: DIFFormerConv) -> str | None:
-    """Why a layer has no pairs to look at; None where it has."""
-    if layer.diffusivity is None:
-        return "this model propagates over observed edges alone (no diffusivity), so it infers no latent pairs"
-    if layer.form == "identity":
-        return "the identity diffusivity exchanges nothing, so there are no latent pairs"
-    if layer.query is None:
-        return "the constant diffusivity gives every pair the same weight, so no pair is stronger than another"
-    return "graph_weight=1 leaves latent pairs out" if layer.graph_weight == 1 else None
+    within: float | None  # mean of w_i over the shown instances with a class; None without classes
+    entropy: float  # mean entropy of the rows over that of uniform attention: 1 if all weights are equal
 
 
 def why_no_pairs(scene: Scene | None) -> str:
-    """Why a scene has no latent pairs, with a place for what is missing; empty where there are some."""
+    """Why a scene has no latent pairs, with a place for what is missing; empty if it has some."""
     if scene is None or scene.states is None:
         return NO_DIFFUSION
     if not len(scene.difformer.layers):
         return "There are no diffusion layers, hence no latent pairs."
-    why = why_no_attention(scene.difformer.layers[0])  # type: ignore[arg-type]
-    return f"{why[0].upper()}{why[1:]}." if why else ""
+    layer: DIFFormerConv = scene.difformer.layers[0]  # type: ignore[assignment]
+    if layer.diffusivity is None:
+        return "This model propagates over observed edges alone (no diffusivity), so it infers no latent pairs."
+    if layer.form == "identity":
+        return "The identity diffusivity exchanges nothing, so there are no latent pairs."
+    if layer.query is None:
+        return "The constant diffusivity gives every pair the same weight, so no pair is stronger than another."
+    return "With graph_weight=1 latent pairs are left out." if layer.graph_weight == 1 else ""
 
 
 @torch.no_grad()
 def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[LatentLayer]:
-    """Every layer of a scene's DIFFormer; pairs are looked for among the `shown` rows. Classes are -1 where unknown."""
+    """Every layer of a scene's DIFFormer, with pairs among the `shown` rows. Classes are -1 if unknown."""
     assert scene.states is not None
     device = scene.inputs.x.device
     known = None if classes is None else classes.to(device)
@@ -113,24 +108,24 @@ def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor 
 
 
 def asking(shown: Tensor, size: int) -> Tensor:
-    """Places among the shown whose attention to all is computed: all, or as many as `ENTRIES` of attention allow."""
+    """Places among the shown whose attention to all is computed: as many as `ENTRIES` allows."""
     return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
 
 
 def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
     """Whether a layer's attention cannot be told from uniform attention.
 
-    That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
-    standard errors √(p (1 - p) / count) of `chance`, what uniform attention gives, for `count` instances.
+    Its entropy is within 1 % of the uniform one, or its share within classes lies within two standard errors
+    √(p (1 - p) / count) of `chance`, which uniform attention gives, for `count` instances.
     """
-    if layer.within is None or chance is None or not count:
-        return layer.entropy >= 1 - ENTROPY_MARGIN
-    margin = 2 * math.sqrt(chance * (1 - chance) / count)
-    return layer.entropy >= 1 - ENTROPY_MARGIN or abs(layer.within - chance) <= margin
+    even = layer.entropy >= 1 - ENTROPY_MARGIN
+    if even or layer.within is None or chance is None or not count:
+        return even
+    return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
 
 
 def chance(classes: Tensor, shown: Tensor) -> float:
-    """Mean over the shown of the share of their class among the labelled: what uniform attention would give."""
+    """Share within classes that uniform attention gives: mean over the shown of their class's share of the labelled."""
     labelled = classes[classes >= 0]
     counts = torch.bincount(labelled)
     own = classes[shown]
@@ -144,7 +139,7 @@ class Attention:
     layers: list[LatentLayer]
     asked: int  # shown instances whose attention to all was computed
     chance: float | None  # share within classes that uniform attention would give; None without classes
-    uniform: list[bool]  # of every layer: whether its attention cannot be told from uniform attention
+    uniform: list[bool]  # for each layer, see `near_uniform`
     edges: int = 0  # observed edges with two known labels; both directions count once, self-loops not at all
     joined: int = 0  # those that join one class
 
@@ -155,7 +150,7 @@ class Attention:
 
 
 def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attention | None:
-    """None where there are no latent pairs; classes are -1 where unknown."""
+    """Attention of a scene; None if there are no latent pairs. Classes are -1 if unknown."""
     if why_no_pairs(scene):
         return None
     found, asked = latent_layers(scene, shown, classes), shown[asking(shown, scene.size)]
@@ -174,21 +169,21 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
 
 @dataclass(frozen=True)
 class LayerEnergies:
-    """Entry k belongs to Z^(k), entry 0 to the input layer's."""
+    """How states come together; entry k belongs to Z^(k), entry 0 to the input layer."""
 
     energy: list[float]  # mean δ over pairs of unit states
     edges: list[float] | None  # mean a_ij ||z_i - z_j||² over observed edges; None without any
     rank: list[float]  # effective rank
-    spread: list[float]  # mean squared distance of unit states, in [0, 2]: 0 where all point the same way
+    spread: list[float]  # mean squared distance of unit states, in [0, 2]: 0 if all point the same way
     # share of the variance of unit states that lies between classes; None without classes
     separation: list[float] | None
-    theorem: list[float] | None  # mean δ along the diffusion that the theorem covers; None where it has nothing to say
-    sampled: int | None  # size of the sample that `energy` was measured on; None where all states were taken
+    theorem: list[float] | None  # mean δ along the diffusion that the theorem covers; None if none is
+    sampled: int | None  # size of the sample that `energy` was measured on; None if all states were
 
 
 @torch.no_grad()
 def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies:
-    """Of a scene with states; `classes` are -1 where unknown."""
+    """Energies of a scene with states; `classes` are -1 if unknown."""
     assert scene.states is not None
     states, graph = scene.states, None if scene.graph is None else scene.graph.to("cpu")
     layers: list[DIFFormerConv] = list(scene.difformer.layers)  # type: ignore[arg-type]

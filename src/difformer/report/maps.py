@@ -23,25 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from difformer.data import Task, induced_subgraph
 from difformer.nn import DIFFormer, GraphLevel, readout
-from difformer.report.gather import (
-    DENSE_ENTRIES,
-    Material,
-    Scene,
-    column_names,
-    dense_rows,
-    draw,
-    encoder_of,
-    layer_names,
-    name_of,
-    original_cells,
-    rounded,
-    said,
-    shortened,
-    source_columns,
-)
+from difformer.report import gather
+from difformer.report.gather import Material, Scene
 from difformer.report.layers import Attention, LatentLayer, attention_of
 from difformer.training.model import in_units
 from difformer.training.run_folder import TaskSource
@@ -62,7 +49,7 @@ Colouring = dict[str, Any]
 
 @dataclass(frozen=True)
 class Map:
-    """One map and what was found on the way."""
+    """One map, notes about it, and the attention that it shows."""
 
     data: dict[str, Any]  # for the page's script
     notes: list[str]  # sentences about it
@@ -70,7 +57,7 @@ class Map:
 
 
 def make_maps(material: Material, scene: Scene | None, always: Sequence[int]) -> list[Map]:
-    """The instances of a task on nodes, a snapshot of a series; of many graphs the graphs, and the nodes of one."""
+    """Maps of the instances (nodes), of one snapshot (series), or of all graphs and of the nodes of one (graphs)."""
     if material.task.kind == "graphs":
         return [_graphs_map(material), *([] if scene is None else [_nodes_of_graph_map(material, scene)])]
     assert scene is not None
@@ -81,7 +68,7 @@ def _scene_map(material: Material, scene: Scene, always: Sequence[int]) -> Map:
     task, source, number = material.task, material.folder.source, scene.number
     layers = 2 if scene.states is None else len(scene.states)
     limit = PICTURES if source is not None and source.name in IMAGES else POINTS
-    shown = draw(scene.size, min(limit, max(NUMBERS // layers, 200)), material.classes, always)
+    shown = gather.draw(scene.size, min(limit, max(NUMBERS // layers, 200)), material.classes, always)
     at = shown if number is None else (number, shown)
     colourings = of_predictions(task, task.y[at], material.outputs[at])
     if number is None:
@@ -90,11 +77,11 @@ def _scene_map(material: Material, scene: Scene, always: Sequence[int]) -> Map:
     else:
         cards = Cards(_titles(task, shown), [f"snapshot {number}"] * shown.numel())
     if scene.states is None:
-        points = {"features": dense_rows(task, shown, number), "states": material.loaded.states()[at]}
+        points = {"features": gather.dense_rows(task, shown, number), "states": material.loaded.states()[at]}
     else:
-        points = dict(zip(layer_names(layers), scene.states[:, shown], strict=True))
+        points = _points(scene.states, shown)
     what = "instances" if number is None else f"nodes of snapshot {number}"
-    return _map(scene, shown, points, colourings, cards, said(shown.numel(), scene.size, what), material.classes)
+    return _map(scene, shown, points, colourings, cards, gather.said(shown.numel(), scene.size, what), material.classes)
 
 
 def _graphs_map(material: Material) -> Map:
@@ -102,18 +89,17 @@ def _graphs_map(material: Material) -> Map:
     task, model = material.task, material.loaded.model
     assert isinstance(model, GraphLevel)
     layers, names = material.loaded.states().unsqueeze(0), ["states"]
-    if isinstance(encoder := encoder_of(model), DIFFormer):
+    if isinstance(encoder := gather.encoder_of(model), DIFFormer):
         pooled = []
         with torch.no_grad():
             for inputs in material.loaded.feed.passes():
                 states = encoder.trajectory(inputs.x, inputs.graph, None, inputs.batch)
                 pooled.append(torch.stack([readout(z, inputs.batch, model.how) for z in states]).float().cpu())
-        layers = torch.cat(pooled, 1)
-        names = layer_names(len(layers))
+        layers, names = torch.cat(pooled, 1), []
     classes = task.y if task.problem == "multiclass" else None
-    shown = draw(task.num_instances, min(POINTS, max(NUMBERS // len(layers), 200)), classes)
+    shown = gather.draw(task.num_instances, min(POINTS, max(NUMBERS // len(layers), 200)), classes)
     colourings = [*of_predictions(task, task.y[shown], material.outputs[shown]), _by_part(material, shown)]
-    points, note = dict(zip(names, layers[:, shown], strict=True)), said(shown.numel(), task.num_instances, "graphs")
+    points, note = _points(layers, shown, names), gather.said(shown.numel(), task.num_instances, "graphs")
     return _map(None, shown, points, colourings, Cards(_titles(task, shown)), note)
 
 
@@ -126,11 +112,14 @@ def _nodes_of_graph_map(material: Material, scene: Scene) -> Map:
     with torch.enable_grad():
         outputs = in_units(model, model.decode(readout(final, None, model.how))[0])
         (slope,) = torch.autograd.grad(outputs[int(outputs.detach().abs().argmax())], final)
-    effect, shown = (slope * final.detach()).sum(1).cpu(), draw(scene.size, POINTS)
+    effect, shown = (slope * final.detach()).sum(1).cpu(), gather.draw(scene.size, POINTS)
     cards = Cards([f"node {i}" for i in shown.tolist()], [f"graph {scene.number}"] * shown.numel())
-    points = dict(zip(layer_names(len(scene.states)), scene.states[:, shown], strict=True))
-    note = said(shown.numel(), scene.size, "nodes")
-    return _map(scene, shown, points, [_by_value("effect on the output", effect[shown])], cards, note)
+    colourings, note = [_by_value("effect on the output", effect[shown])], gather.said(len(shown), scene.size, "nodes")
+    return _map(scene, shown, _points(scene.states, shown), colourings, cards, note)
+
+
+def _points(states: Tensor, shown: Tensor, names: Sequence[str] = ()) -> dict[str, Tensor]:
+    return dict(zip(names or gather.layer_names(len(states)), states[:, shown], strict=True))
 
 
 def _map(
@@ -155,7 +144,7 @@ def _map(
     if scene is not None and scene.states is not None and scene.graph is not None:
         source, target = induced_subgraph(shown, scene.graph.edge_index.cpu(), num_nodes=scene.size)[0]
         source, target = source[source != target], target[source != target]
-        kept = draw(source.numel(), EDGES)
+        kept = gather.draw(source.numel(), EDGES)
         data["observed"] = {"source": source[kept].tolist(), "target": target[kept].tolist(), "all": source.numel()}
     attention, notes = None if scene is None else attention_of(scene, shown, classes), [note, cards.note]
     if attention is not None:
@@ -168,7 +157,7 @@ def _map(
 
 
 def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] | None) -> dict[str, Any]:
-    """Pairs of a layer; ``same`` is 1 where both ends are of one class, 0 where they are not, -1 where unknown."""
+    """Pairs of a layer; ``same`` is 1 if both ends have the same class, 0 if not, -1 if unknown."""
     pairs = list(zip(layer.source, layer.target, strict=True))
     observed = [int(pair in edges) for pair in pairs]
     found = {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": observed}
@@ -203,12 +192,10 @@ def project(layers: list[Tensor]) -> list[Points]:
 
 def _principal(z: Tensor) -> tuple[Tensor, float]:
     centred = z - z.mean(0)
-    # The d × d covariance is small where there are many rows.
+    # The d × d covariance is small even with many rows.
     values, vectors = torch.linalg.eigh(centred.T @ centred)
     top = vectors[:, -2:].flip(1)
-    points = centred @ top
-    if points.shape[1] < 2:
-        points = torch.cat([points, points.new_zeros(points.shape[0], 2 - points.shape[1])], 1)
+    points = functional.pad(centred @ top, (0, 2 - top.shape[1]))
     total = float(values.clamp_min(0).sum())
     return points, float(values[-2:].clamp_min(0).sum()) / total if total > 0 else 1.0
 
@@ -226,7 +213,7 @@ def _by_class(name: str, numbers: Tensor, names: Sequence[str], kind: str = "cla
 
 
 def _by_value(name: str, values: Tensor) -> Colouring:
-    return {"name": name, "kind": "value", "values": [rounded(v, 4) for v in values.double().tolist()]}
+    return {"name": name, "kind": "value", "values": [gather.rounded(v, 4) for v in values.double().tolist()]}
 
 
 def _by_correctness(right: Tensor, known: Tensor) -> Colouring:
@@ -241,8 +228,8 @@ def _by_part(material: Material, rows: Tensor) -> Colouring:
 
 
 def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouring]:
-    """By what should be and what is predicted, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
-    names = column_names(task)
+    """Colours by target and by prediction, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
+    names = gather.column_names(task)
     if task.problem == "multiclass":
         predicted = outputs.argmax(-1)
         found = [_by_class("class", targets, names), _by_class("prediction", predicted, names)]
@@ -264,22 +251,22 @@ def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouri
 
 @dataclass(frozen=True)
 class Cards:
-    """Of the shown instances, in their order."""
+    """What is shown when a point is selected, in the order of the points."""
 
     titles: list[str]  # one short line each: a name, or kind and number
     texts: Sequence[str] = ()  # more of each
     sprite: bytes | None = None  # PNG of all pictures, or None
     side: int = 0  # width and height of one picture
-    note: str = ""  # what could not be shown, and why; empty where nothing is missing
+    note: str = ""  # what could not be shown, and why; empty if nothing is missing
 
 
 def _titles(task: Task, rows: Tensor) -> list[str]:
-    """Long names are cut: thousands of them would fill a page."""
-    return [shortened(name_of(task, i), TITLE_LENGTH) for i in rows.tolist()]
+    """Names, cut to a length that thousands of them can have."""
+    return [gather.shortened(gather.name_of(task, i), TITLE_LENGTH) for i in rows.tolist()]
 
 
 def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
-    """Of some nodes of a task on nodes."""
+    """Cards of some instances of a task on nodes."""
     titles = _titles(task, rows)
     if source is not None and source.name in IMAGES:
         pictures = _pictures(source.name, source.root, task.num_instances)
@@ -287,12 +274,12 @@ def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
             return Cards(titles, note=f"The images of {source.name} are not on disk, so none are shown.")
         return Cards(titles, (), *make_sprite(pictures[rows.numpy()]))
     if source is not None and source.name == "20news" and (texts := _posts(source.root, task.num_instances)):
-        return Cards(titles, [shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
+        return Cards(titles, [gather.shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
     return Cards(titles, _strong_columns(task, rows))
 
 
 def _pictures(name: str, root: str | None, count: int) -> Array | None:
-    """Images ``[N, H, W, C]`` uint8 in the order of the task; None where they are not on disk."""
+    """Images ``[N, H, W, C]`` uint8 in the order of the task; None if they are not on disk."""
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -308,7 +295,7 @@ def _pictures(name: str, root: str | None, count: int) -> Array | None:
 
 
 def _posts(root: str | None, count: int) -> list[str]:
-    """Texts in the order of the task; none where they are not on disk."""
+    """Texts in the order of the task; none if they are not on disk."""
     from difformer.data.lookup import find
 
     if (found := find("20news", root, forms=("text",))) is None:
@@ -319,50 +306,41 @@ def _posts(root: str | None, count: int) -> list[str]:
 
 
 def _strong_columns(task: Task, rows: Tensor) -> list[str]:
-    """The columns in which an instance is most unusual, in original units, where columns have names."""
+    """The columns in which an instance is most unusual, in original units; nothing if columns have no names."""
     if not task.feature_names:
         return []
-    score = dense_rows(task, rows)
-    if task.x.layout == torch.strided and task.x.numel() <= DENSE_ENTRIES:
+    score = gather.dense_rows(task, rows)
+    if task.x.layout == torch.strided and task.x.numel() <= gather.DENSE_ENTRIES:
         spread = task.x.float().std(0)
         score = (score - task.x.float().mean(0)) / torch.where(spread > 0, spread, 1.0)
-    groups = source_columns(task)
+    groups = gather.source_columns(task)
     names, score = list(groups), torch.stack([score[:, c].abs().amax(1) for c in groups.values()], 1)
     top = [[names[c] for c in row] for row in score.topk(min(TOP_COLUMNS, len(names)), dim=1).indices.tolist()]
     return [
-        ", ".join(f"{shortened(name, TITLE_LENGTH)} {cell}" for name, cell in zip(own, cells, strict=True))
-        for own, cells in zip(top, original_cells(task, rows, top), strict=True)
+        ", ".join(f"{gather.shortened(name, TITLE_LENGTH)} {cell}" for name, cell in zip(own, cells, strict=True))
+        for own, cells in zip(top, gather.original_cells(task, rows, top), strict=True)
     ]
 
 
 def make_sprite(pictures: Array) -> tuple[bytes, int]:
     """All pictures ``[n, H, W, C]`` in rows of `SPRITE_COLUMNS`, shrunk until they fit; and the side of one."""
-    side = int(pictures.shape[1])
-    while side > 8 and len(pictures) * side * side * pictures.shape[3] > SPRITE_BYTES:
+    side, channels = pictures.shape[1], pictures.shape[3]
+    while side > 8 and len(pictures) * side * side * channels > SPRITE_BYTES:
         side -= 4
-    if side < pictures.shape[1]:
-        # Means over areas: pixels of the small picture are means of those they cover.
-        edges = np.linspace(0, pictures.shape[1], side + 1).round().astype(int)
-        rows = np.add.reduceat(pictures.astype(np.float32), edges[:-1], axis=1)
-        both = np.add.reduceat(rows, edges[:-1], axis=2)
-        area = np.diff(edges)
-        pictures = (both / (area[:, None] * area)[None, ..., None]).round().astype(np.uint8)
-    lines = -(-len(pictures) // SPRITE_COLUMNS)
-    padding = np.zeros((lines * SPRITE_COLUMNS - len(pictures), *pictures.shape[1:]), dtype=np.uint8)
-    grid = np.concatenate([pictures, padding]).reshape(lines, SPRITE_COLUMNS, side, side, -1)
-    return png(grid.transpose(0, 2, 1, 3, 4).reshape(lines * side, SPRITE_COLUMNS * side, -1)), side
+    small = functional.adaptive_avg_pool2d(torch.from_numpy(pictures).movedim(3, 1).float(), side).round().byte()
+    whole = torch.cat([small, small.new_zeros(-len(small) % SPRITE_COLUMNS, *small.shape[1:])])
+    grid = whole.reshape(-1, SPRITE_COLUMNS, channels, side, side).permute(0, 3, 1, 4, 2)
+    return png(grid.reshape(-1, SPRITE_COLUMNS * side, channels).numpy()), side
 
 
 def png(pixels: Array) -> bytes:
     """A PNG of ``[H, W, 1 or 3]`` uint8: signature, header, one block of compressed rows, end."""
     height, width, channels = pixels.shape
     # Each row begins with its filter: 1 stores the difference to the pixel at its left, which compresses better.
-    left = np.concatenate([np.zeros_like(pixels[:, :1]), pixels[:, :-1]], axis=1)
-    filtered = (pixels.astype(np.int16) - left).astype(np.uint8).reshape(height, -1)
-    rows = np.concatenate([np.ones((height, 1), dtype=np.uint8), filtered], axis=1).tobytes()
+    filtered = np.diff(pixels, axis=1, prepend=np.uint8(0)).reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
-    chunks = [
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    rows = zlib.compress(np.insert(filtered, 0, 1, axis=1).tobytes(), 9)
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")):
+        content += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return content

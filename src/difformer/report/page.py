@@ -23,31 +23,11 @@ from difformer.data import Task
 from difformer.data.own.targets import DETERMINES
 from difformer.files import csv_text, finite, printable, write_bytes
 from difformer.nn import DIFFormer
-from difformer.report import ATTENTION_OFF, plots
-from difformer.report.comparison import attention_off
-from difformer.report.explanation import Place, explain_nodes, worth_explaining
-from difformer.report.gather import Material, encoder_of, gather, make_scene, shortened
-from difformer.report.layers import (
-    ALIKE,
-    NO_DIFFUSION,
-    LayerEnergies,
-    layer_energies,
-    smoothed_layers,
-    verdict,
-    why_no_pairs,
-)
-from difformer.report.maps import make_maps
-from difformer.report.quality import (
-    FIT_SPLITS,
-    Baseline,
-    ErrorList,
-    baselines,
-    calibration,
-    column_importance,
-    errors,
-    is_number,
-    quality,
-)
+from difformer.report import ATTENTION_OFF, comparison, explanation, gather, layers, maps, plots, quality
+from difformer.report.explanation import Place
+from difformer.report.gather import Material
+from difformer.report.layers import LayerEnergies
+from difformer.report.quality import Baseline
 from difformer.training.devices import saved_bytes
 from difformer.training.metrics import protocol_text
 from difformer.training.record import NO_BETTER
@@ -55,33 +35,19 @@ from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded
 
 NAME = "report.html"
-NAVIGATION = {
-    "results": "Results", "predictions": "Predictions", "errors": "Errors", "columns": "Columns", "map": "Map",
-    "within": "Attention", "energy": "Energy", "explanations": "Explanations", "cost": "Cost", "run": "Run",
-    "use": "Use",
-}  # fmt: skip
 OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written.
+    """A report that was written."""
 
-    Args:
-        path: The file.
-        size: In bytes.
-        notes: What was left out or sampled, one sentence each.
-        verdict: What the layers' energies mean, in a sentence; empty for models that have none.
-        answer: The result against simple models, in a sentence.
-        warnings: What a reader should know before believing the result.
-    """
-
-    path: Path
-    size: int
-    notes: tuple[str, ...]
-    verdict: str
-    answer: str = ""
-    warnings: tuple[str, ...] = ()
+    path: Path  #: the file
+    size: int  #: in bytes
+    notes: tuple[str, ...]  #: what was left out or sampled, one sentence each
+    verdict: str  #: what the layers' energies mean, in a sentence; empty for models that have none
+    answer: str = ""  #: the result against simple models, in a sentence
+    warnings: tuple[str, ...] = ()  #: what a reader should know before believing the result
 
 
 def write_report(
@@ -108,43 +74,41 @@ def write_report(
         RunFolderError: If the run has no result yet, or its data have changed.
     """
     plotly, environment = _libraries()  # before anything is computed
-    material = gather(run, seed=seed, task=task, device=device)
-    folder, loaded, task = material.folder, material.loaded, material.task
-    summary, options = folder.summary(), folder.about["model"].get("options", {})
-    diffuses = isinstance(encoder_of(loaded.model), DIFFormer)
-    scene = None if task.kind == "graphs" and not diffuses else make_scene(loaded)
-    columns = column_importance(material)
-    wrong = errors(material, columns.names)
-    explanations = explain_nodes(loaded, list(dict.fromkeys([*nodes, *worth_explaining(material, wrong.places)])))
-    always = [] if scene is None else [one.node for one in explanations if one.number == scene.number]
-    maps = make_maps(material, scene, [node for node in always if node is not None])
-    attention, energies, depth = maps[-1].attention, None, ""
+    material = gather.gather(run, seed=seed, task=task, device=device)
+    folder, loaded, task, part = material.folder, material.loaded, material.task, material.part
+    summary, predictions = folder.summary(), material.predictions
+    diffuses = isinstance(gather.encoder_of(loaded.model), DIFFormer)
+    scene = None if task.kind == "graphs" and not diffuses else gather.make_scene(loaded)
+    columns = quality.column_importance(material)
+    wrong = quality.errors(material, columns.names)
+    chosen = dict.fromkeys([*nodes, *explanation.worth_explaining(material, wrong.places)])
+    explanations = explanation.explain_nodes(loaded, list(chosen))
+    always = [one.node for one in explanations if scene is not None and one.number == scene.number]
+    drawn = maps.make_maps(material, scene, [node for node in always if node is not None])
+    attention, energies, depth = drawn[-1].attention, None, ""
     if scene is not None and diffuses:
-        energies = layer_energies(scene, material.classes)
-        depth = verdict(energies, float(scene.difformer.config["source_weight"]))
-    found, base = quality(task, material.predictions, material.part), baselines(material)
-    sure = calibration(task, material.predictions, material.part)
-    curves, thinned = plots.learning_curves(folder, summary.metric)
-    drawn = curves | plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
-    drawn |= plots.within(attention) | plots.energies(energies)
+        energies = layers.layer_energies(scene, material.classes)
+        depth = layers.verdict(energies, float(scene.difformer.config["source_weight"]))
+    found, base = quality.quality(task, predictions, part), quality.baselines(material)
+    sure = quality.calibration(task, predictions, part)
+    figures, thinned = plots.learning_curves(folder, summary.metric)
+    figures |= plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
+    figures |= plots.within(attention) | plots.energies(energies)
     answer, warnings = _answer(material, base), _warnings(material, base, found, energies, depth)
     context = {
-        "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,
-        "answer": answer, "warnings": warnings, "material": material, "folder": folder, "about": folder.about,
-        "task": task, "kind": task.kind, "summary": summary, "value": _value(material), "baselines": base,
-        "splits": len({result["split"] for result in summary.results}), "metric": summary.metric,
-        "protocol": protocol_text(task.protocol, summary.metric), "settings": {**options, **folder.about["training"]},
-        "thinned": thinned, "found": found, "calibration": sure, "errors": wrong, "errors_csv": _csv_link(wrong),
-        "importance": columns, "figures": drawn, "scene": scene, "maps": maps, "attention": attention,
-        "missing": why_no_pairs(scene), "off": attention_off(folder), "attention_off": ATTENTION_OFF, "verdict": depth,
-        "energies": energies, "explanations": explanations, "no_diffusion": NO_DIFFUSION, "cost": _cost(loaded),
-        "own": folder.source is not None, "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
-        "data": _embedded({"figures": drawn, "maps": [one.data for one in maps], "colours": plots.COLOURS}),
+        "material": material, "summary": summary, "value": _value(material), "baselines": base, "answer": answer,
+        "warnings": warnings, "thinned": thinned, "found": found, "calibration": sure, "errors": wrong,
+        "errors_csv": _csv_link(wrong), "importance": columns, "figures": figures, "scene": scene, "maps": drawn,
+        "attention": attention, "missing": layers.why_no_pairs(scene), "off": comparison.attention_off(folder),
+        "attention_off": ATTENTION_OFF, "verdict": depth, "energies": energies, "explanations": explanations,
+        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly,
+        "protocol": protocol_text(task.protocol, summary.metric), "css": _asset("page.css"), "js": _asset("page.js"),
+        "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": plots.COLOURS}),
     }  # fmt: skip
     content = environment.get_template("page.html").render(context).encode()
     path = folder.path / NAME if out is None else Path(out)
     write_bytes(path, content)
-    notes = tuple(dict.fromkeys(note for one in maps for note in one.notes))
+    notes = tuple(dict.fromkeys(note for one in drawn for note in one.notes))
     return Report(path, len(content), notes, depth, answer, tuple(warnings))
 
 
@@ -153,8 +117,8 @@ def _answer(material: Material, base: Sequence[Baseline]) -> str:
     summary, part, task = material.folder.summary(), material.part, material.task
     what = {"nodes": "instances", "series": "snapshots", "graphs": "graphs"}[task.kind]
     others = " and ".join(f"{one.name} gives {one.mean:.4f}" for one in base if one.mean == one.mean)
-    splits = len({result["split"] for result in summary.results})
-    where = "split" if splits == 1 else "splits" if splits <= FIT_SPLITS else f"first {FIT_SPLITS} splits"
+    splits, most = len({result["split"] for result in summary.results}), quality.FIT_SPLITS
+    where = "split" if splits == 1 else "splits" if splits <= most else f"first {most} splits"
     direction = "" if summary.higher_is_better else " (lower is better)"
     return (
         f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
@@ -169,10 +133,8 @@ def _value(material: Material) -> str:
 
 
 def _spread(value: tuple[float, float | None] | None, digits: int = 3) -> str:
-    """Mean ± deviation, without the latter where one value is all there is."""
-    if value is None:
-        return "–"
-    return f"{value[0]:.{digits}f}" + ("" if value[1] is None else f" ± {value[1]:.{digits}f}")
+    """Mean ± deviation, without the latter if there is one value."""
+    return "–" if value is None else " ± ".join(f"{one:.{digits}f}" for one in value if one is not None)
 
 
 def _warnings(
@@ -198,7 +160,7 @@ def _warnings(
             f"Overfitting: {summary.metric} is {train:.4f} on the training part and {mean:.4f} on the {part} part. "
             "More dropout or weight decay, fewer channels or more labels may help."
         )
-    collapsed = energies is not None and (smoothed_layers(energies) or energies.spread[0] < ALIKE)
+    collapsed = energies is not None and (layers.smoothed_layers(energies) or energies.spread[0] < layers.ALIKE)
     if collapsed and not any("ollapsed states" in one for one in said):
         said.append(f"Collapsed states: {depth}")
     rare = [row for row in found["table"] if row.get("number") and row["predicted_in"] < found["seeds"]]
@@ -226,7 +188,7 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
         return time.perf_counter() - begun
 
     timed()  # graphs are sorted at their first use
-    operators, encoder = [""], encoder_of(model)
+    operators, encoder = [""], gather.encoder_of(model)
     if isinstance(encoder, DIFFormer) and len(encoder.layers):
         operators = [said.partition(": ")[2] for said in encoder.explain(inputs.x, inputs.graph, None, inputs.batch)]
     with torch.enable_grad():
@@ -250,7 +212,7 @@ def _libraries() -> tuple[str, Any]:
     options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined, "finalize": _without_controls}
     environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
     environment.filters |= {
-        "spread": _spread, "short": shortened, "quoted": repr, "shell": shlex.quote,
+        "spread": _spread, "short": gather.shortened, "quoted": repr, "shell": shlex.quote,
         "percent": lambda share: f"{100 * share:.1f} %",
         "score": lambda value: "–" if value is None or value != value else f"{value:.4f}",
     }  # fmt: skip
@@ -276,10 +238,10 @@ def _embedded(document: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _csv_link(found: ErrorList) -> str:
+def _csv_link(found: quality.ErrorList) -> str:
     """The table as a link to save; a spreadsheet must not take a text for a formula, and takes numbers as they are."""
     text = csv_text(
-        [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") and not is_number(v) else v for v in row]
+        [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") and not quality.is_number(v) else v for v in row]
         for row in (found.headings, *found.rows)
     )
     return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()

@@ -26,6 +26,8 @@ PART_LINES = {"train": (COLOURS[7], "dot"), "valid": (COLOURS[1], "dash"), "test
 CURVE_POINTS = 300  # per seed
 SHOWN_COLUMNS = 20
 Figure = dict[str, Any]
+PERCENT: Figure = {"yaxis_tickformat": ".0%"}
+FROM_ZERO: Figure = {"yaxis_rangemode": "tozero"}
 
 
 def safe(text: object, length: int = 28) -> str:
@@ -46,16 +48,12 @@ def make(traces: Sequence[Any], *, x: str = "", y: str = "", height: int = 340, 
     """A figure of one panel as JSON has it; its legend is above, where it covers nothing however long it gets."""
     from plotly.graph_objects import Figure as Plot
 
-    figure = Plot(traces)
-    figure.update_layout(
-        height=height,
-        margin={"l": 55, "r": 15, "t": 30, "b": 45},
+    figure = Plot(traces).update_layout(
+        height=height, margin={"l": 55, "r": 15, "t": 30, "b": 45},
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        xaxis={"title": {"text": x}, "automargin": True},
-        yaxis={"title": {"text": y}, "automargin": True},
-    )
-    figure.update_layout(**layout)
-    found = json.loads(figure.to_json())
+        xaxis={"title": {"text": x}, "automargin": True}, yaxis={"title": {"text": y}, "automargin": True},
+    )  # fmt: skip
+    found = json.loads(figure.update_layout(**layout).to_json())
     found["layout"].pop("template", None)
     return found
 
@@ -70,15 +68,9 @@ def learning_curves(folder: RunFolder, metric: str) -> tuple[dict[str, Figure], 
 
     def curve(name: str, key: str, rows: list[dict[str, Any]], colour: str, **more: Any) -> Figure:
         hover = f"seed {seed}, epoch %{{x}}: {name} %{{y:.4g}}<extra></extra>"
-        values = [rounded(row.get(key)) for row in rows]
-        given = {
-            "mode": "lines",
-            "legendgroup": name,
-            "showlegend": seed == min(by_seed),
-            "hovertemplate": hover,
-            **more,
-        }
-        return line(name, [row["epoch"] for row in rows], values, colour, **given)
+        look = {"mode": "lines", "legendgroup": name, "showlegend": seed == min(by_seed), "hovertemplate": hover}
+        epochs, values = [row["epoch"] for row in rows], [rounded(row.get(key)) for row in rows]
+        return line(name, epochs, values, colour, **{**look, **more})
 
     for seed, rows in sorted(by_seed.items()):
         rows.sort(key=lambda row: int(row["epoch"]))
@@ -89,15 +81,11 @@ def learning_curves(folder: RunFolder, metric: str) -> tuple[dict[str, Figure], 
         for part, (colour, dash) in PART_LINES.items():
             if any(row.get(part) is not None for row in kept):
                 scores.append(curve(part, part, kept, colour, dash=dash))
-        chosen = [row for row in kept if row["epoch"] == best.get(seed)]
-        if chosen:
+        if chosen := [row for row in kept if row["epoch"] == best.get(seed)]:
             mark = {"color": COLOURS[1], "size": 9, "line": {"color": "#1b1f24", "width": 1}}
             scores.append(curve("kept epoch", "valid", chosen, COLOURS[1], mode="markers", marker=mark))
-    figures = {
-        "metric-curves": make(scores, x="epoch", y=safe(metric)),
-        "loss-curves": make(losses, x="epoch", y="loss"),
-    }
-    return figures, thinned
+    curves = {"metric-curves": (scores, safe(metric)), "loss-curves": (losses, "loss")}
+    return {name: make(lines, x="epoch", y=y) for name, (lines, y) in curves.items()}, thinned
 
 
 def _thin(rows: list[dict[str, Any]], best: int | None) -> list[dict[str, Any]]:
@@ -111,17 +99,15 @@ def predictions(found: dict[str, Any]) -> dict[str, Figure]:
     if found["kind"] == "residuals":
         return {} if found["scatter"] is None else _residuals(found)
     names, counts = [safe(name) for name in found["names"]], np.array(found["confusion"])
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    places = list(range(len(names)))
+    shares, places = counts / np.maximum(counts.sum(1, keepdims=True), 1), list(range(len(names)))
     heat = {
         "type": "heatmap", "x": places, "y": places, "z": shares.tolist(), "zmin": 0, "zmax": 1, "colorscale": "Blues",
         "text": counts.tolist(), "texttemplate": "%{text}" if len(names) <= 15 else "", "showscale": False,
         "hovertemplate": "true %{y}, predicted %{x}: %{text} (%{z:.1%} of the row)<extra></extra>",
     }  # fmt: skip
-    ticks = {"tickvals": places, "ticktext": names, "automargin": True}
-    across = {**ticks, "title": {"text": "predicted"}}
-    down = {**ticks, "title": {"text": "true"}, "autorange": "reversed"}
-    return {"confusion": make([heat], height=max(340, 130 + 26 * len(names)), xaxis=across, yaxis=down)}
+    ticks = {"tickvals": places, "ticktext": names}
+    height, down = max(340, 130 + 26 * len(names)), {**ticks, "autorange": "reversed"}
+    return {"confusion": make([heat], x="predicted", y="true", height=height, xaxis=ticks, yaxis=down)}
 
 
 def _residuals(found: dict[str, Any]) -> dict[str, Figure]:
@@ -129,14 +115,12 @@ def _residuals(found: dict[str, Any]) -> dict[str, Figure]:
     marks: dict[str, Any] = {"mode": "markers", "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6}}
     hover = "target %{x:.4g}, prediction %{y:.4g}<extra></extra>"
     points = line("predictions", target, prediction, COLOURS[0], hovertemplate=hover, **marks)
+    both = [points, _ideal("ideal", [min(target), max(target)])]
     middles = [left + bars["width"] / 2 for left in bars["left"]]
     hover = "error %{x:.4g}: %{y}<extra></extra>"
     heights = bar("errors", middles, bars["height"], COLOURS[1], width=bars["width"], hovertemplate=hover)
-    ends = [min(target), max(target)]
-    figures = {
-        "residuals": make([points, _ideal("ideal", ends)], x="target", y="prediction", showlegend=False),
-        "error-histogram": make([heights], x="prediction - target", y="count"),
-    }
+    figures = {"residuals": make(both, x="target", y="prediction", showlegend=False)}
+    figures["error-histogram"] = make([heights], x="prediction - target", y="count")
     if over := found["over_time"]:
         error = line("error", over["time"], over["mse"], COLOURS[0], mode="lines")
         figures["over-time"] = make([error], x="snapshot", y="mean squared error", height=300)
@@ -157,8 +141,8 @@ def reliability(found: Calibration | None) -> dict[str, Figure]:
     }
     own = line("this run", found.confidence, found.accuracy, COLOURS[0], **marks)
     ideal = _ideal("perfectly calibrated", [min(0.5, *found.confidence, *found.accuracy), 1])
-    percent: dict[str, Any] = {"xaxis_tickformat": ".0%", "yaxis_tickformat": ".0%"}
-    return {"reliability": make([ideal, own], x="predicted probability", y="share that is right", **percent)}
+    scale: dict[str, Any] = {"xaxis_tickformat": ".0%", **PERCENT}
+    return {"reliability": make([ideal, own], x="predicted probability", y="share that is right", **scale)}
 
 
 def importance(found: Importance, metric: str) -> dict[str, Figure]:
@@ -168,9 +152,8 @@ def importance(found: Importance, metric: str) -> dict[str, Figure]:
     places, losses = list(range(len(names))), [rounded(v) for v in found.losses[:SHOWN_COLUMNS]]
     hover = "%{customdata}: %{x:.4f}<extra></extra>"
     bars = bar("loss", losses, places, COLOURS[0], orientation="h", customdata=names, hovertemplate=hover)
-    ticks = {"tickvals": places, "ticktext": names, "autorange": "reversed", "automargin": True}
-    figure = make([bars], x=f"{safe(metric)} lost", height=max(220, 100 + 24 * len(names)), yaxis=ticks)
-    return {"importance": figure}
+    ticks, height = {"tickvals": places, "ticktext": names, "autorange": "reversed"}, max(220, 100 + 24 * len(names))
+    return {"importance": make([bars], x=f"{safe(metric)} lost", height=height, yaxis=ticks)}
 
 
 def energies(found: LayerEnergies | None) -> dict[str, Figure]:
@@ -186,10 +169,9 @@ def energies(found: LayerEnergies | None) -> dict[str, Figure]:
     figures = {"energy-plot": make(lines, y="mean energy per pair")}
     if found.separation:
         share = line("between classes", layers, found.separation, COLOURS[1])
-        scale: dict[str, Any] = {"yaxis_tickformat": ".0%", "yaxis_rangemode": "tozero"}
-        return figures | {"separation-plot": make([share], y="variance between classes", **scale)}
+        return figures | {"separation-plot": make([share], y="variance between classes", **PERCENT, **FROM_ZERO)}
     rank = line("effective rank", layers, found.rank, COLOURS[4])
-    return figures | {"rank-plot": make([rank], y="effective rank", yaxis_rangemode="tozero")}
+    return figures | {"rank-plot": make([rank], y="effective rank", **FROM_ZERO)}
 
 
 def within(found: Attention | None) -> dict[str, Figure]:
@@ -203,5 +185,4 @@ def within(found: Attention | None) -> dict[str, Figure]:
     if found.edges:
         level = [found.joined / found.edges] * len(layers)
         drawn.append(line("observed edges", layers, level, COLOURS[2], dash="dot", **hover))
-    percent: dict[str, Any] = {"yaxis_tickformat": ".0%", "yaxis_rangemode": "tozero"}
-    return {"within-plot": make(drawn, y="share within one class", **percent)}
+    return {"within-plot": make(drawn, y="share within one class", **PERCENT, **FROM_ZERO)}

@@ -20,18 +20,8 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.sparse import to_scipy
-from difformer.report.gather import (
-    DENSE_ENTRIES,
-    WHAT,
-    Material,
-    column_names,
-    dense_rows,
-    draw,
-    name_of,
-    original_cells,
-    rounded,
-    source_columns,
-)
+from difformer.report import gather
+from difformer.report.gather import Material
 from difformer.training.metrics import class_counts, column_aucs, find_metric
 from difformer.training.record import Predictions, spread
 
@@ -39,8 +29,8 @@ SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000
 BINS, CONFIDENCE_BINS = 60, 10
 ERRORS, ERROR_COLUMNS = 300, 12
-# Of linear models: rows times features times classes, the least number of rows, splits, target columns.
-MOSTLY_ZERO = 0.8  # such features are counts of words and the like, whose rows are brought to unit length
+MOSTLY_ZERO = 0.8  # share of zeros from which on features are treated as counts, with rows scaled to unit length
+# Limits of linear models: rows × features × classes, least number of rows, splits, target columns.
 FIT_WORK, LEAST_ROWS, FIT_SPLITS, FIT_COLUMNS = 50_000_000, 200, 5, 16
 TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
 Array = np.ndarray[Any, Any]
@@ -48,7 +38,7 @@ Spread = tuple[float, float | None]
 
 
 def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
-    """What is shown of the predictions of all seeds on one part."""
+    """Facts about the predictions of all seeds on one part."""
     return (_residuals if task.problem == "regression" else _classes)(task, [_on(one, part) for one in seeds])
 
 
@@ -74,16 +64,11 @@ def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[
     with np.errstate(invalid="ignore"):
         scores = {"precision": hits / predicted, "recall": hits / actual, "f1": 2 * hits / (predicted + actual)}
     scores |= {"auc": np.array(areas)} if columns else {}
-    table = [
-        {
-            "name": name,
-            "number": actual[:, c].mean(),
-            "predicted_in": int((predicted[:, c] > 0).sum()),
-            **{key: _mean(values[:, c]) for key, values in scores.items()},
-        }
-        for c, name in enumerate(column_names(task))
-    ]
-    names = ["no", "yes"] if columns else column_names(task)
+    table = []
+    for c, name in enumerate(gather.column_names(task)):
+        row = {"name": name, "number": actual[:, c].mean(), "predicted_in": int((predicted[:, c] > 0).sum())}
+        table.append(row | {key: _mean(values[:, c]) for key, values in scores.items()})
+    names = ["no", "yes"] if columns else gather.column_names(task)
     shown = np.sort(np.argsort(-cells.sum(1), kind="stable")[:SHOWN_CLASSES])
     return {
         "kind": "classes", "table": table, "confusion": cells[np.ix_(shown, shown)].tolist(),
@@ -92,7 +77,7 @@ def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[
 
 
 def _mean(values: Sequence[float] | Array) -> Spread | None:
-    """Mean and sample deviation of those that are known; one value has no deviation."""
+    """Mean and sample deviation of known values; a single value has no deviation."""
     known = [float(value) for value in values if value == value]
     return (float(np.mean(known)), spread(known) if len(known) > 1 else None) if known else None
 
@@ -105,12 +90,12 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
         return {"kind": "residuals", "seeds": len(seeds), "scatter": None, "table": []}
     y, o = pairs[0]
     known = (~y.isnan()).flatten().nonzero().squeeze(1)
-    some = known[draw(known.numel(), SCATTER_POINTS)]
+    some = known[gather.draw(known.numel(), SCATTER_POINTS)]
     heights, edges = np.histogram(flat.numpy(), bins=BINS)
     series, columns = task.kind == "series", range(y.shape[1] if y.dim() > 1 else 1)
     groups: list[tuple[str, Any]] = [("all", ...)]
     if len(columns) > 1:
-        names = [name_of(task, c) for c in columns] if series else column_names(task)
+        names = [gather.name_of(task, c) for c in columns] if series else gather.column_names(task)
         groups += [(name, (slice(None), c)) for c, name in enumerate(names)]
     table = []
     for name, where in groups:
@@ -119,15 +104,15 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
     gaps = (o - y).square().flatten(1).nanmean(1).tolist() if series else []
     return {
         "kind": "residuals", "seeds": len(seeds), "mean": float(flat.mean()), "table": table,
-        "scatter": {name: [rounded(v) for v in one.flatten()[some].tolist()]
+        "scatter": {name: [gather.rounded(v) for v in one.flatten()[some].tolist()]
                     for name, one in (("target", y), ("prediction", o))},
         "histogram": {"left": edges[:-1].tolist(), "width": float(edges[1] - edges[0]), "height": heights.tolist()},
-        "over_time": {"time": seeds[0][0].tolist(), "mse": [rounded(v) for v in gaps]} if series else None,
+        "over_time": {"time": seeds[0][0].tolist(), "mse": [gather.rounded(v) for v in gaps]} if series else None,
     }  # fmt: skip
 
 
 def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
-    """MSE, MAE and R² of known targets; NaN where there are none, or where R² has no variance to explain."""
+    """MSE, MAE and R² of known targets; NaN if there are none, or no variance for R² to explain."""
     target, value = target[~target.isnan()], value[~target.isnan()]
     error, variance = value - target, target.var(unbiased=False) if target.numel() else torch.tensor(math.nan)
     mse = error.square().mean()
@@ -136,7 +121,7 @@ def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predicted probabilities against how often they are right, in bins that hold anything."""
+    """Predicted probabilities against how often they are right, in bins that are not empty."""
 
     confidence: list[float]  # mean predicted probability of each bin
     accuracy: list[float]  # share that is right
@@ -145,7 +130,7 @@ class Calibration:
 
 
 def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
-    """Of the predicted class, or of the more probable answer of every column; None for a regression."""
+    """Calibration of the predicted class, or of the likelier answer of each column; None for a regression."""
     sure, right = [], []
     for predictions in seeds if task.problem != "regression" else ():
         rows, _, y = _on(predictions, part)
@@ -194,7 +179,7 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
     limit, sampled = max(LEAST_ROWS, FIT_WORK // each), False
     found: tuple[list[float], list[float]] = ([], [])
     for split in list(splits.values())[:FIT_SPLITS]:
-        part, train = split.parts()[material.part], split.train[draw(split.train.numel(), limit)]
+        part, train = split.parts()[material.part], split.train[gather.draw(split.train.numel(), limit)]
         sampled |= train.numel() < split.train.numel()
         y = task.y[part]
         shape = (*y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
@@ -211,18 +196,18 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
 
 
 def _table(task: Task, rows: Tensor) -> Any:
-    """Features of instances, dense or scipy's CSR; of graphs means over nodes, of series one row per node."""
+    """Features of instances, dense or in scipy's CSR; means over the nodes of graphs, one row per node of series."""
     if task.kind == "series":
         return task.x[rows].flatten(0, 1).numpy()
     if task.kind == "graphs":
         assert task.node_ptr is not None
         ends = zip(task.node_ptr[rows].tolist(), task.node_ptr[rows + 1].tolist(), strict=True)
-        return torch.stack([dense_rows(task, torch.arange(*two)).mean(0) for two in ends]).numpy()
+        return torch.stack([gather.dense_rows(task, torch.arange(*two)).mean(0) for two in ends]).numpy()
     return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
-    """Targets as columns of floats, NaN where unknown; of classes one column of numbers."""
+    """Targets as columns of floats, NaN if unknown; classes are one column of numbers."""
     y = task.y[rows].reshape(-1, 1 if task.problem == "multiclass" else task.num_outputs).double().numpy()
     return np.where(y < 0, np.nan, y) if task.problem == "multiclass" else y
 
@@ -238,7 +223,7 @@ def _simple(task: Task, train: Tensor, part: Tensor, linear: bool) -> Array:
     outputs = np.zeros((asked.shape[0], task.num_outputs))
     scale = Normalizer if hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO else StandardScaler
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
+        warnings.simplefilter("ignore")  # a model that has not converged is good enough for comparison
         for c in np.flatnonzero(~np.isnan(y).all(0)):
             known = ~np.isnan(y[:, c])
             values = y[known, c]
@@ -269,16 +254,16 @@ class Importance:
 
 @torch.no_grad()
 def column_importance(material: Material) -> Importance:
-    """Permutation importance on the part that is reported, for the seed that is looked into.
+    """Permutation importance on the reported part, for the shown seed.
 
-    Encoded columns of one column of the table are shuffled together. Of more than `TRIED_COLUMNS` columns those with
-    the largest gradient times deviation are tried.
+    Encoded columns of one column of the table are shuffled together. At most `TRIED_COLUMNS` columns are tried, those
+    with the largest gradient times deviation.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model
     if not rows.numel() or passes[0].x.shape[1] != task.num_features:
         return Importance([], [], "Not measured: the model makes features of its own from the columns.")
-    if sum(one.x.shape[0] * one.x.shape[1] for one in passes) > DENSE_ENTRIES:
+    if sum(one.x.shape[0] * one.x.shape[1] for one in passes) > gather.DENSE_ENTRIES:
         return Importance([], [], "Not measured: there are too many rows and columns to shuffle one after the other.")
     dense = [one.x.to_dense() for one in passes]
     metric, targets = find_metric(material.folder.summary().metric), task.y[rows]
@@ -294,7 +279,7 @@ def column_importance(material: Material) -> Importance:
     expected = sign * float(metric(material.outputs[rows], targets))
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
-    groups, note = source_columns(task), ""
+    groups, note = gather.source_columns(task), ""
     limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
     if len(groups) > limit:
         note = f"{limit} of {len(groups):,} columns were tried, those with the largest gradients."
@@ -313,7 +298,7 @@ def column_importance(material: Material) -> Importance:
 
 
 def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
-    """Of every column Σ_i |∂L/∂x_ic| times its deviation, L the sum of squared outputs."""
+    """Σ_i |∂L/∂x_ic| times the deviation of each column c, with L the sum of squared outputs."""
     total = torch.zeros(dense[0].shape[1])
     for one, x in zip(material.loaded.feed.passes(), dense, strict=True):
         with torch.enable_grad():
@@ -330,32 +315,31 @@ class ErrorList:
     headings: list[str]  # of the columns
     rows: list[list[Any]]  # one per error
     right: list[int]  # numbers of the columns that hold numbers
-    places: list[Any]  # the instance of every row; of a series snapshot and node
+    places: list[Any]  # the instance of each row; snapshot and node for a series
     said: str  # how many there are, and how many are listed
 
 
 def errors(material: Material, important: Sequence[str]) -> ErrorList:
-    """Errors of the seed that is looked into, with the columns of their instances in original units."""
+    """Errors of the shown seed, with the columns of their instances in original units."""
     task, part = material.task, material.rows
     y, o = task.y[part], material.outputs[part]
     heads, places, cells, count, total = (_wrong_classes if task.problem == "multiclass" else _far_values)(task, y, o)
     series = task.kind == "series"
     columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
     numbers = part[[place[0] for place in places]]
-    held = original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
+    held = gather.original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
     names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
     instances = [(n, at[1]) if series else n for n, at in zip(numbers.tolist(), places, strict=True)]
     table = []
     for one, own, more in zip(instances, cells, held, strict=True):
         which = one[1] if isinstance(one, tuple) else one
         table.append([*([one[0]] if series else []), names[which] if names else which, *own, *more])
-    said = (
-        f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {'is' if count == 1 else 'are'} "
-    )
-    said += "wrong." if count <= len(table) else f"wrong. The {len(table)} most confident ones are listed."
+    of = f"of {total:,} {material.part} {{}} of seed {material.seed}"
+    said = f"{count:,} {of.format('predictions')} {'is' if count == 1 else 'are'} wrong."
+    said += f" The {len(table)} most confident ones are listed." if count > len(table) else ""
     if task.problem == "regression":
-        said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
-    headings = [*(["snapshot"] if series else []), WHAT[task.kind], *heads, *columns]
+        said = f"The {len(table)} largest {of.format('errors')}."
+    headings = [*(["snapshot"] if series else []), gather.WHAT[task.kind], *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, instances, said)
 
@@ -373,7 +357,7 @@ _Errors = tuple[list[str], list[tuple[int, ...]], list[list[Any]], int, int]
 
 
 def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
-    names, (chance, claim) = column_names(task), o.softmax(-1).max(-1)
+    names, (chance, claim) = gather.column_names(task), o.softmax(-1).max(-1)
     wrong = ((claim != y) & (y >= 0)).nonzero().squeeze(1)
     order = wrong[chance[wrong].argsort(descending=True)][:ERRORS].tolist()
     cells = [[names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)] for i in order]
@@ -383,13 +367,14 @@ def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
 
 def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
     """Columns with the wrong answer, or the largest errors of values."""
-    names, labels = column_names(task), task.problem == "multilabel"
+    names, labels = gather.column_names(task), task.problem == "multilabel"
     value, known = (o.sigmoid() if labels else o).reshape(y.shape), ~y.isnan()
     gap = (value - y).abs().masked_fill(~known, -1)
     count = int((gap > 0.5).sum() if labels else known.sum())
     order = gap.flatten().argsort(descending=True)[: min(ERRORS, count)]
     places = [tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape))) for flat in order.tolist()]
-    cells: list[list[Any]] = [[rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in places]
+    numbers = torch.stack([y, value, value - y], -1)
+    cells: list[list[Any]] = [[gather.rounded(v) for v in numbers[at].tolist()] for at in places]
     heads = ["target", "probability" if labels else "prediction", "error"]
     if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
         heads, cells = ["column", *heads], [[names[at[1]], *own] for at, own in zip(places, cells, strict=True)]
