@@ -18,8 +18,9 @@ from torch.nn import functional
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
+from difformer.kernels.gpu_layer import GPULayer
 from difformer.kernels.layer_nodes import LayerNode, Plan, RowStep, Tail, Weights, is_small
-from difformer.kernels.rows import LayerNorm
+from difformer.kernels.rows import LayerNorm, in_kernels
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
@@ -178,7 +179,13 @@ def fused_layer(
         return out if dropout is None or key is not None else dropout.apply(out)
     if conv.qk_norm != "row":
         return None
-    if not _is_small(conv, z):
+    small = _is_small(conv, z)
+    used = (z, *scales, *parameters, *(() if source is None else (source,)))
+    if z.shape[0] and (small or conv.form == "simple") and in_kernels(conv.out_channels, *used):
+        mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
+        plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
+        return GPULayer.apply(plan, z, source, mask, *scales, *parameters)
+    if not small:
         return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
     if any(x.dtype != z.dtype for x in scales):
         return None

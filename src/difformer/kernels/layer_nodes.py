@@ -320,7 +320,7 @@ class LayerNode(torch.autograd.Function):
             out = out.relu_()
         active = out if plan.tail.relu else None
         if plan.tail.rate:
-            out, mask = _drop(out, plan.tail.rate)
+            out, mask = drop(out, plan.tail.rate)
         elif mask is not None:
             out = out * mask
         ctx.save_for_backward(z, maps, lengths, inner, received, weight, step, shift, scale, active, mask, *norm)
@@ -332,7 +332,7 @@ class LayerNode(torch.autograd.Function):
         return (None, *_differentiate(grad, *ctx.saved_tensors, ctx))
 
 
-def _drop(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def drop(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     """Dropout as `torch.nn.functional.dropout` draws it, and its mask."""
     if x.is_cuda:
         return torch.native_dropout(x, rate, True)

@@ -1,4 +1,4 @@
-r"""Operations on many short rows: unit length and LayerNorm, with kernels of their own on a GPU.
+r"""Operations on many short rows: unit length, LayerNorm and what else a layer does row by row, by kernels on a GPU.
 
 .. math::
     y = x / ‖x‖, \qquad ∂x = (∂y - y \, y^\top ∂y) / ‖x‖,
@@ -13,6 +13,7 @@ and millions of rows, so there a block takes many rows at once.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -29,35 +30,70 @@ try:
 except ImportError:  # no Triton where there is no GPU
     pass
 
+DEVICE = "cuda"  # where the kernels run; tests of Triton's interpreter set it to "cpu"
 LONGEST_ROW = 512
 FEWEST_ROWS = 1024  # below it torch's kernels are as quick
-ELEMENTS = 4096  # of a block
-PROGRAMS = 1024  # of a backward pass: several for each processor of a large GPU
+ELEMENTS = 2048  # of a block
+COLUMNS = 1024  # of all pairs, that are taken at a time
+PROGRAMS = 1024  # at most: several for each processor of a large GPU
 SMALLEST_NORM = 1e-12
+
+
+def in_kernels(width: int, *tensors: Tensor) -> bool:
+    """Whether the kernels take these tensors, with rows of `width` channels."""
+    if kernels is None or width > LONGEST_ROW:
+        return False
+    return all(x.dtype == torch.float32 and x.device.type == DEVICE for x in tensors)
 
 
 def by_rows(x: Tensor) -> bool:
     """Whether ``x [N, d]`` is for the kernels: torch gives every row a block of threads, or makes several passes."""
     return (
-        x.is_cuda
-        and kernels is not None
+        x.device.type == DEVICE
         and x.dim() == 2
         and x.shape[0] >= FEWEST_ROWS
-        and x.shape[1] <= LONGEST_ROW
-        and x.dtype == torch.float32
+        and in_kernels(x.shape[1], x)
         and is_eager(x)
-        and not torch.is_autocast_enabled("cuda")
+        and not torch.is_autocast_enabled(DEVICE)
     )
 
 
-def block_sizes(x: Tensor) -> dict[str, int]:
-    """ROWS and WIDTH of the kernels."""
-    width = max(16, 1 << (x.shape[1] - 1).bit_length())
-    return {"ROWS": max(1, ELEMENTS // width), "WIDTH": width}
+def plain(x: Tensor) -> Tensor:
+    """`x` in order and without a pending sign, as kernels read memory."""
+    return x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous()
 
 
-def blocks(x: Tensor) -> int:
-    return -(-x.shape[0] // block_sizes(x)["ROWS"])
+def programs(rows: int, width: int) -> int:
+    """How many programs share the rows, which is how many rows their partial sums have."""
+    return min(-(-rows // _rows(width)[0]), PROGRAMS)
+
+
+@functools.cache
+def _rows(width: int) -> tuple[int, int]:
+    """Rows and padded channels of a block."""
+    padded = max(16, 1 << (width - 1).bit_length())
+    return max(1, ELEMENTS // padded), padded
+
+
+def launch(name: str, like: Tensor, width: int, *given: Any, **constants: Any) -> None:
+    """Runs a kernel over the rows of `like`; its arguments behind `given` are their number and `constants`."""
+    block, padded = _rows(width)
+    constants.update(D=width, ROWS=block, WIDTH=padded)
+    _run(like, getattr(kernels, name)[(programs(like.shape[0], width),)], *given, **constants)
+
+
+def launch_pairs(name: str, pairs: Tensor, *given: Tensor) -> None:
+    """Runs a kernel that takes one row of all pairs after the other."""
+    n = pairs.shape[0]
+    _run(pairs, getattr(kernels, name)[(n,)], pairs, *given, n, COLUMNS=COLUMNS)
+
+
+def _run(like: Tensor, work: Any, *given: Any, **constants: Any) -> None:
+    if like.is_cuda and like.device.index != torch.cuda.current_device():
+        with torch.cuda.device(like.device):
+            work(*given, **constants)
+    else:
+        work(*given, **constants)
 
 
 class _Unit(torch.autograd.Function):
@@ -95,19 +131,15 @@ class _Unit(torch.autograd.Function):
         return _Unit.apply(x.movedim(in_dims[0], 0)), 0
 
 
-def _unit_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    x, n = x.contiguous(), x.shape[0]
-    unit, norm = torch.empty_like(x), torch.empty(n, dtype=torch.float32, device=x.device)
-    kernels.unit_forward[(blocks(x),)](x, unit, norm, n, x.shape[1], SMALLEST_NORM, **block_sizes(x))
-    return unit, norm
-
-
 class _UnitRows(torch.autograd.Function):
     """The same by kernels that read a row once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        unit, norm = _unit_forward(x)
+        x, (n, d) = plain(x), x.shape
+        unit, norm = torch.empty_like(x), x.new_empty(n)
+        given = (x, *[None] * 5, unit, norm, None, n, SMALLEST_NORM)
+        launch("unit_forward", x, d, *given, VALUES=0, UNITS=1)
         ctx.save_for_backward(unit, norm)
         return unit
 
@@ -118,7 +150,8 @@ class _UnitRows(torch.autograd.Function):
 
 def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
     out, (n, d) = torch.empty_like(unit), unit.shape
-    kernels.unit_backward[(blocks(unit),)](grad.contiguous(), unit, norm, out, n, d, **block_sizes(unit))
+    given = (plain(grad), None, unit, norm, None, None, out, None, n, 0.0)
+    launch("query_backward", unit, d, *given, PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1)
     return (out,)
 
 
@@ -126,18 +159,13 @@ _differentiate_unit = once_differentiated(_unit_gradients)
 
 
 def unit_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows of ``x [N, d]``, which may be overwritten, and the norms ``[N, 1]`` they had; no gradients."""
-    if by_rows(x):
-        unit, norm = _unit_forward(x)
-        return unit, norm.unsqueeze(1)
+    """Unit rows of ``x [N, d]``, which is overwritten, and the norms ``[N, 1]`` they had; no gradients."""
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
     return x.div_(norm), norm
 
 
 def pull_unit(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of rows from that of their unit rows, which may be overwritten."""
-    if by_rows(unit):
-        return _unit_gradients(grad, unit, norm.squeeze(1))[0]
+    """The gradient of rows from that of their unit rows, which is overwritten."""
     inner = (grad * unit).sum(1, keepdim=True)
     return grad.addcmul_(unit, inner, value=-1).div_(norm)
 
@@ -146,36 +174,35 @@ def unit_rows(x: Tensor) -> Tensor:
     """``x / ‖x‖`` along the last axis; rows shorter than `SMALLEST_NORM` are divided by that instead."""
     if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
         return functional.normalize(x, dim=-1, eps=SMALLEST_NORM)
-    if x.is_cuda and x.dim() > 1 and by_rows(x.flatten(0, -2)):
+    if x.device.type == DEVICE and x.dim() > 1 and by_rows(x.flatten(0, -2)):
         return _UnitRows.apply(x.flatten(0, -2)).view(x.shape)
     return _Unit.apply(x)[0]
 
 
 class _Norm(torch.autograd.Function):
-    """``x [N, d]`` → ``[N, d]``."""
+    """``x [N, d]`` → ``[N, d]``; a row's mean and deviation are worked out again backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x, n = x.contiguous(), x.shape[0]
+        x, weight, bias, (n, d) = plain(x), plain(weight), plain(bias), x.shape
         out = torch.empty_like(x)
-        mean, rstd = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
-        sizes = block_sizes(x)
-        kernels.norm_forward[(blocks(x),)](x, weight, bias, out, mean, rstd, n, x.shape[1], eps, **sizes)
-        ctx.save_for_backward(x, weight, mean, rstd)
+        given = (*[None] * 4, x, None, None, weight, bias, None, None, out, n, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps)
+        launch("tail_forward", x, d, *given, Q_ROW=d, RELU=False)
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_differentiate_norm(grad, *ctx.saved_tensors), None
+        return *_differentiate_norm(grad, *ctx.saved_tensors, ctx.eps), None
 
 
-def _norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor | None, ...]:
+def _norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor | None, ...]:
     n, d = x.shape
-    programs = min(blocks(x), PROGRAMS)
-    x_grad, parts = torch.empty_like(x), torch.empty(2, programs, d, dtype=torch.float32, device=x.device)
-    given = (grad.contiguous(), x, weight, mean, rstd)
-    kernels.norm_backward[(programs,)](*given, x_grad, parts[0], parts[1], n, d, **block_sizes(x))
-    weight_grad, bias_grad = parts.sum(1).to(weight.dtype)
+    x_grad, parts = torch.empty_like(x), x.new_empty(programs(n, d), 2, d)
+    given = (plain(grad), None, x, weight, *[None] * 3, x_grad, None, None, parts, n, 1.0, eps, 0.0, 1.0)
+    launch("tail_backward", x, d, *given, PARTS=2, RELU=False)
+    weight_grad, bias_grad = parts.sum(0)
     return x_grad, weight_grad, bias_grad
 
 
