@@ -50,7 +50,7 @@ class GPULayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, z: Tensor, source: Some, mask: Some, *parameters: Tensor) -> Tensor:
-        z, source, parameters = plain(z), None if source is None else plain(source), tuple(map(plain, parameters))
+        z, source = plain(z), None if source is None else plain(source)
         layer = _Layer(plan, z, parameters, 1.0)
         out, saved = (layer.forward if layer.keeps else layer.forward_in_chunks)(source, mask)
         if plan.tail.rate:
@@ -95,34 +95,35 @@ class _Layer:
         self.keeps = plan.pairs or self.rows * self.width <= MOST_ELEMENTS
 
     def forward(self, source: Some, mask: Some) -> tuple[Tensor, tuple[Some, ...]]:
-        plan, z, width = self.plan, self.z, self.width
-        weight, values = _stacked(self.weights), z.new_empty(self.rows, width) if plan.transform else None
+        plan, z, n, width = self.plan, self.z, self.rows, self.width
+        weight, values = _stacked(self.weights), z.new_empty(n, width) if plan.transform else None
         v = z if values is None else values
-        norms, total = z.new_empty(self.rows, len(self.weights) - plan.transform), z.new_empty(self.rows)
+        stats = z.new_empty(n, 2 if plan.tied else 3)  # norms of keys and queries, and the total
         parts = None if plan.pairs else z.new_empty(self.programs, 2 * width)
-        h = self.map_rows(z, weight, self.biases, values, norms, parts)
-        k, q = self.keys_and_queries(h)
+        h = self.map_rows(z, weight, self.biases, values, stats, parts)
+        q = h[:, -width:]
+        k = q if plan.tied else h[:, -2 * width : -width]
         if parts is None:
             inner, sums = torch.mm(q, k.T), None
-            launch_pairs("logistic_forward", inner, total)
+            launch_pairs("logistic_forward", inner, stats, T_ROW=stats.shape[1])
             r = torch.mm(inner, v)
         else:
             inner, sums = torch.mm(k.T, v), parts.sum(0)
             r = torch.mm(q, inner)
         observed, out = self.observed(v), torch.empty_like(r)
         step = self.space_for_step(v, observed)
-        self.finish(z, r, q, sums, total, observed, source, mask, step, out)
-        return out, (step, total, inner, sums, r if plan.pairs else None, weight, h, values, norms)
+        self.finish(z, r, q, sums, stats, observed, source, mask, step, out)
+        return out, (step, stats, inner, sums, r if plan.pairs else None, weight, k, q, values)
 
     def backward(
-        self, grad: Tensor, mask: Some, step: Some, total: Tensor, inner: Tensor, sums: Some, r: Some, weight: Tensor,
-        h: Tensor, values: Some, norms: Tensor,
+        self, grad: Tensor, mask: Some, step: Some, stats: Tensor, inner: Tensor, sums: Some, r: Some, weight: Tensor,
+        k: Tensor, q: Tensor, values: Some,
     ) -> tuple[Some, ...]:  # fmt: skip
-        plan, z, width, a = self.plan, self.z, self.width, self.plan.weights.state
-        v, (k, q) = z if values is None else values, self.keys_and_queries(h)
+        plan, z, n, width, a = self.plan, self.z, self.rows, self.width, self.plan.weights.state
+        v = z if values is None else values
         g, answers, parts = torch.empty_like(grad), torch.empty_like(grad), z.new_empty(self.programs, 5, width)
-        mean = None if r is None else torch.empty_like(total)
-        self.pull_tail(grad, mask, step, r, total, g, answers, mean, parts)
+        mean = None if r is None else z.new_empty(n)
+        self.pull_tail(grad, mask, step, r, stats, g, answers, mean, parts)
         if sums is None:
             pairs = torch.mm(answers, v.T)
             launch_pairs("logistic_backward", pairs, inner, mean)
@@ -130,14 +131,12 @@ class _Layer:
         else:
             inner_grad, q_grad = torch.mm(q.T, answers), torch.mm(answers, inner.T)
             k_grad, v_grad = torch.mm(v, inner_grad.T), torch.mm(k, inner_grad)
-        h_grad = torch.empty_like(h)
-        mapped = q_grad if plan.tied else h_grad[:, -width:]
-        self.pull_queries(q_grad, answers, q, norms[:, -1], total, sums, mapped, parts)
-        found, parts = parts.sum(0), z.new_empty(self.programs, 2, width)
-        base = None if plan.transform else torch.empty_like(z)
+        h_grad, earlier = z.new_empty(n, weight.shape[0]), q_grad if plan.tied else None
+        self.pull_queries(q_grad, answers, q, stats, stats, sums, h_grad if earlier is None else earlier, parts)
+        found, base = parts.sum(0), None if plan.transform else torch.empty_like(z)
         self.pull_senders(
-            k_grad, v_grad, self.pulled(g), k, norms, None if sums is None else found, q_grad if plan.tied else None,
-            g if a else None, a / self.scale, h_grad, base, parts,
+            k_grad, v_grad, self.pulled(g), k, stats, None if sums is None else found, earlier, g if a else None,
+            a / self.scale, h_grad, base, parts, 5,
         )  # fmt: skip
         if base is not None:
             z_grad = base.addmm_(h_grad, weight)
@@ -177,7 +176,7 @@ class _Layer:
             self.pull_tail(grad[i], _part(mask, i), _part(step, i), None, total[i], g[i], answers, None, part)
             inner_grad.addmm_(q.T, answers)
             h_grad = torch.mm(answers, inner.T)
-            self.pull_queries(h_grad, answers, q, norms[:, 0], total[i], sums, h_grad, part)
+            self.pull_queries(h_grad, answers, q, norms, total[i], sums, h_grad, part)
             query_grad.addmm_(h_grad.T, z[i])
             if a:
                 torch.addmm(g[i], h_grad, self.weights[-1], beta=a / self.scale, out=z_grad[i])
@@ -190,7 +189,7 @@ class _Layer:
             k = h[:, -width:]
             k_grad, v_grad = torch.mm(z[i] if v is None else v, inner_grad.T), torch.mm(k, inner_grad)
             base = None if plan.transform else z_grad[i]
-            self.pull_senders(k_grad, v_grad, _part(pulled, i), k, norms, found, None, base, 1.0, h, base, part)
+            self.pull_senders(k_grad, v_grad, _part(pulled, i), k, norms, found, None, base, 1.0, h, base, part, 2)
             sender_grad.addmm_(h.T, z[i])
             z_grad[i].addmm_(h, weight)
         found, more = found.view(5, width), parts.flatten(0, 1).sum(0).view(2, width)
@@ -215,10 +214,6 @@ class _Layer:
         step = max(CHUNK // self.width, 1)
         return self.z.new_zeros(-(-self.rows // step), programs(step, self.width), count * self.width)
 
-    def keys_and_queries(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        q = h[:, -self.width :]
-        return q if self.plan.tied else h[:, -2 * self.width : -self.width], q
-
     def observed(self, v: Tensor) -> Some:
         """S V, or V where S is the identity."""
         if self.plan.matrix is None:
@@ -240,7 +235,7 @@ class _Layer:
     def gradients(self, found: Tensor, more: Tensor, weights: Sequence[Tensor]) -> tuple[Some, ...]:
         """Of the parameters, in their order; `found` and `more` hold sums over rows."""
         plan, (norm_weight, norm_bias, _, _, query_bias) = self.plan, found.unbind(0)
-        value_bias, key_bias = more.unbind(0)
+        value_bias, key_bias, *_ = more.unbind(0)
         grads = (norm_weight, norm_bias) if self.norm[0] is not None else ()
         grads += (weights[-1], key_bias) if plan.tied else (weights[-1], query_bias, weights[-2], key_bias)
         return (*grads, weights[0], value_bias) if plan.transform else grads
@@ -252,7 +247,8 @@ class _Layer:
         h, value = torch.mm(z, weight.T), None if v is None else biases[0]
         units = len(biases) - (v is not None)
         given = (h, z, value, biases[-units], biases[-1], v, h, norms, parts, z.shape[0], SMALLEST_NORM)
-        launch("unit_forward", h, self.width, *given, VALUES=int(v is not None), UNITS=units)
+        sizes = {"VALUES": int(v is not None), "UNITS": units, "NORM_ROW": 1 if norms is None else norms.shape[1]}
+        launch("unit_forward", h, self.width, *given, **sizes)
         return h
 
     def finish(
@@ -263,7 +259,7 @@ class _Layer:
         (a, b, c, s), (eps, relu, *_), n = self.plan.weights, self.plan.tail, r.shape[0]
         given = (r, q, sums, total, observed, z if a else None, source, *self.norm, mask, step, out, n)
         numbers = (float(self.rows), self.floor, a, b, c, s, eps or 0.0)
-        launch("tail_forward", r, self.width, *given, *numbers, Q_ROW=q.stride(0), RELU=relu)
+        launch("tail_forward", r, self.width, *given, *numbers, Q_ROW=q.stride(0), T_ROW=_row(total), RELU=relu)
 
     def pull_tail(
         self, grad: Tensor, mask: Some, step: Some, r: Some, total: Tensor, g: Tensor, answers: Tensor, mean: Some,
@@ -274,29 +270,36 @@ class _Layer:
         scale = 1 / (1 - rate) if mask is not None and mask.dtype == torch.bool else 1.0
         given = (grad, mask, step, *self.norm, r, total, g, answers, mean, parts, grad.shape[0])
         numbers = (scale, eps or 0.0, self.plan.weights.latent, self.scale)
-        launch("tail_backward", grad, self.width, *given, *numbers, PARTS=5, RELU=relu)
+        launch("tail_backward", grad, self.width, *given, *numbers, PARTS=5, T_ROW=_row(total), RELU=relu)
 
     def pull_queries(
-        self, q_grad: Tensor, answers: Tensor, q: Tensor, norm: Tensor, total: Tensor, sums: Some, out: Tensor,
+        self, q_grad: Tensor, answers: Tensor, q: Tensor, norms: Tensor, total: Tensor, sums: Some, out: Tensor,
         parts: Tensor,
     ) -> None:  # fmt: skip
-        given = (q_grad, answers, q, norm, total, sums, out, parts, q_grad.shape[0], self.floor)
-        strides = {"Q_ROW": q.stride(0), "H_ROW": out.stride(0), "NORM_ROW": norm.stride(0)}
-        launch("query_backward", q_grad, self.width, *given, PARTS=5, **strides)
+        """The gradients of what queries were mapped from, to the last columns of `out`."""
+        given = (q_grad, answers, q, norms, total, sums, out, parts, q_grad.shape[0], self.floor)
+        sizes = {"Q_ROW": q.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "T_ROW": _row(total)}
+        unit = int(norms is total and not self.plan.tied)
+        launch("query_backward", q_grad, self.width, *given, PARTS=5, UNIT=unit, **sizes)
 
     def pull_senders(
         self, k_grad: Tensor, v_grad: Tensor, pulled: Some, k: Tensor, norms: Tensor, sums: Some, earlier: Some,
-        start: Some, weight: float, out: Tensor, base: Some, parts: Tensor,
+        start: Some, weight: float, out: Tensor, base: Some, parts: Tensor, sums_kept: int,
     ) -> None:  # fmt: skip
         """The gradients of what keys and values were mapped from; without a map, `base` is `weight` `start` + ∂v."""
         given = (k_grad, v_grad, pulled, k, norms, sums, earlier, start, out, base, parts, k_grad.shape[0])
-        strides = {"K_ROW": k.stride(0), "H_ROW": out.stride(0), "NORM_ROW": norms.stride(0)}
+        sizes = {"K_ROW": k.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "PARTS": sums_kept}
         numbers = (weight, self.plan.weights.observed / self.scale)
-        launch("sender_backward", k_grad, self.width, *given, *numbers, VALUES=int(base is None), **strides)
+        launch("sender_backward", k_grad, self.width, *given, *numbers, VALUES=int(base is None), **sizes)
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:
     return maps[0] if len(maps) == 1 else torch.cat(list(maps))
+
+
+def _row(total: Tensor) -> int:
+    """Numbers per row, of which the last is the total."""
+    return 1 if total.dim() == 1 else total.shape[1]
 
 
 def _part(x: Some, rows: slice) -> Some:

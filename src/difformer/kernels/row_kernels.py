@@ -2,7 +2,8 @@
 
 A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH, and goes on from block to block; sums
 over rows are left as one row of ``PART`` per program, to be added by the caller. Arguments that are None are left out
-of the compiled kernel. `difformer.kernels.rows` says what each kernel computes.
+of the compiled kernel. ``X_ROW`` is the distance between rows of X; a row's total is the last of its T_ROW numbers.
+`difformer.kernels.gpu_layer` has the equations.
 """
 
 # mypy: ignore-errors
@@ -28,7 +29,8 @@ def _pull_unit(g, y, norm):
 @triton.jit(do_not_specialize=["N"])
 def unit_forward(
     H, Z, VB, KB, QB, V, Y, NORM, PART, N, smallest,
-    D: tl.constexpr, VALUES: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr, VALUES: tl.constexpr, UNITS: tl.constexpr, NORM_ROW: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, WIDTH)
     real = c < D
@@ -56,7 +58,7 @@ def unit_forward(
             y = x / norm[:, None]
             tl.store(Y + place, y, there)
             if NORM is not None:
-                tl.store(NORM + row * UNITS + unit, norm, inside)
+                tl.store(NORM + row * NORM_ROW + unit, norm, inside)
             if PART is not None and unit == 0:
                 v_sum += tl.sum(tl.where(there, v, 0.0), 0)
                 k_sum += tl.sum(tl.where(there, y, 0.0), 0)
@@ -69,7 +71,8 @@ def unit_forward(
 @triton.jit(do_not_specialize=["N"])
 def tail_forward(
     R, Q, SUMS, TOTAL, OBSERVED, Z, SOURCE, W, B, MASK, STEP, OUT, N, count, floor, a, b, c, s, eps,
-    D: tl.constexpr, Q_ROW: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr, Q_ROW: tl.constexpr, T_ROW: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     channel = tl.arange(0, WIDTH)
     real = channel < D
@@ -87,9 +90,9 @@ def tail_forward(
                 q = tl.load(Q + row[:, None] * Q_ROW + channel, there, 0.0)
                 total = count + tl.sum(q * tl.load(SUMS + D + channel, real, 0.0), 1)
                 total = tl.where(tl.abs(total) < floor, floor, total)
-                tl.store(TOTAL + row, total, inside)
+                tl.store(TOTAL + row * T_ROW + T_ROW - 1, total, inside)
             else:
-                total = tl.load(TOTAL + row, inside, 1.0)
+                total = tl.load(TOTAL + row * T_ROW + T_ROW - 1, inside, 1.0)
             x *= (b / total)[:, None]
         if OBSERVED is not None:
             x += c * tl.load(OBSERVED + place, there, 0.0)
@@ -112,7 +115,8 @@ def tail_forward(
 @triton.jit(do_not_specialize=["N"])
 def tail_backward(
     GRAD, MASK, STEP, W, B, R, TOTAL, G, A, INNER, PART, N, scale, eps, b, s,
-    D: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr, T_ROW: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, WIDTH)
     real = c < D
@@ -142,7 +146,7 @@ def tail_backward(
             g = tl.where(tl.load(STEP + place, there, 0.0) <= 0, 0.0, g)
         tl.store(G + place, s * g, there)
         if A is not None:
-            total = tl.load(TOTAL + row, inside, 1.0)
+            total = tl.load(TOTAL + row * T_ROW + T_ROW - 1, inside, 1.0)
             g *= (b / total)[:, None]
             tl.store(A + place, g, there)
             a_sum += tl.sum(g, 0)
@@ -160,7 +164,7 @@ def tail_backward(
 def query_backward(
     GRAD, A, Q, NORM, TOTAL, SUMS, H, PART, N, floor,
     D: tl.constexpr, PARTS: tl.constexpr, Q_ROW: tl.constexpr, H_ROW: tl.constexpr, NORM_ROW: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    UNIT: tl.constexpr, T_ROW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, WIDTH)
     real = c < D
@@ -174,13 +178,13 @@ def query_backward(
         q = tl.load(Q + row[:, None] * Q_ROW + c, there, 0.0)
         if SUMS is not None:
             a = tl.load(A + row[:, None] * D + c, there, 0.0)
-            total = tl.load(TOTAL + row, inside, 1.0)
+            total = tl.load(TOTAL + row * T_ROW + T_ROW - 1, inside, 1.0)
             inner = (tl.sum(a * tl.load(SUMS + c, real, 0.0), 1) + tl.sum(q * g, 1)) / total
             inner = tl.where(total == floor, 0.0, inner)  # a total that was clamped depends on nothing
             g -= inner[:, None] * tl.load(SUMS + D + c, real, 0.0)
             k_sum -= tl.sum(inner[:, None] * q, 0)
-        h = _pull_unit(g, q, tl.load(NORM + row * NORM_ROW, inside, 1.0))
-        tl.store(H + row[:, None] * H_ROW + c, h, there)
+        h = _pull_unit(g, q, tl.load(NORM + row * NORM_ROW + UNIT, inside, 1.0))
+        tl.store(H + row[:, None] * H_ROW + (H_ROW - D) + c, h, there)
         h_sum += tl.sum(h, 0)
     if PART is not None:
         mine = tl.program_id(0).to(tl.int64) * (PARTS * D) + c
@@ -191,7 +195,8 @@ def query_backward(
 @triton.jit(do_not_specialize=["N"])
 def sender_backward(
     K_GRAD, V_GRAD, OBSERVED, K, NORM, SUMS, EARLIER, G, H, Z_GRAD, PART, N, a, c,
-    D: tl.constexpr, VALUES: tl.constexpr, K_ROW: tl.constexpr, H_ROW: tl.constexpr, NORM_ROW: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr, VALUES: tl.constexpr, K_ROW: tl.constexpr, H_ROW: tl.constexpr,
+    NORM_ROW: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     channel = tl.arange(0, WIDTH)
@@ -222,13 +227,13 @@ def sender_backward(
             if G is not None:
                 v += a * tl.load(G + place, there, 0.0)
             tl.store(Z_GRAD + place, v, there)
-    mine = tl.program_id(0).to(tl.int64) * (2 * D) + channel
+    mine = tl.program_id(0).to(tl.int64) * (PARTS * D) + channel
     tl.store(PART + mine, v_sum, real)
     tl.store(PART + mine + D, k_sum, real)
 
 
 @triton.jit(do_not_specialize=["N"])
-def logistic_forward(X, TOTAL, N, COLUMNS: tl.constexpr):
+def logistic_forward(X, TOTAL, N, T_ROW: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     total = tl.full((COLUMNS,), 0.0, tl.float32)
     for first in range(0, N, COLUMNS):
@@ -236,7 +241,7 @@ def logistic_forward(X, TOTAL, N, COLUMNS: tl.constexpr):
         y = 1 / (1 + tl.exp(-tl.load(X + row * N + column, column < N, 0.0)))
         tl.store(X + row * N + column, y, column < N)
         total += tl.where(column < N, y, 0.0)
-    tl.store(TOTAL + row, tl.sum(total, 0))
+    tl.store(TOTAL + row * T_ROW + T_ROW - 1, tl.sum(total, 0))
 
 
 @triton.jit(do_not_specialize=["N"])

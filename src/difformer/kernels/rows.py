@@ -39,11 +39,15 @@ PROGRAMS = 1024  # at most: several for each processor of a large GPU
 SMALLEST_NORM = 1e-12
 
 
-def in_kernels(width: int, *tensors: Tensor) -> bool:
-    """Whether the kernels take these tensors, with rows of `width` channels."""
-    if kernels is None or width > LONGEST_ROW:
+def in_kernels(width: int, x: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels take rows of `width` channels of `x`, which may be a view, and other tensors beside."""
+    if kernels is None or width > LONGEST_ROW or x.dtype is not torch.float32 or x.device.type != DEVICE:
         return False
-    return all(x.dtype == torch.float32 and x.device.type == DEVICE for x in tensors)
+    place = x.get_device()
+    for y in others:
+        if y.dtype is not torch.float32 or y.get_device() != place or not y.is_contiguous() or y.is_neg():
+            return False
+    return True
 
 
 def by_rows(x: Tensor) -> bool:
@@ -82,10 +86,10 @@ def launch(name: str, like: Tensor, width: int, *given: Any, **constants: Any) -
     _run(like, getattr(kernels, name)[(programs(like.shape[0], width),)], *given, **constants)
 
 
-def launch_pairs(name: str, pairs: Tensor, *given: Tensor) -> None:
+def launch_pairs(name: str, pairs: Tensor, *given: Tensor, **constants: Any) -> None:
     """Runs a kernel that takes one row of all pairs after the other."""
     n = pairs.shape[0]
-    _run(pairs, getattr(kernels, name)[(n,)], pairs, *given, n, COLUMNS=COLUMNS)
+    _run(pairs, getattr(kernels, name)[(n,)], pairs, *given, n, COLUMNS=COLUMNS, **constants)
 
 
 def _run(like: Tensor, work: Any, *given: Any, **constants: Any) -> None:
@@ -139,7 +143,7 @@ class _UnitRows(torch.autograd.Function):
         x, (n, d) = plain(x), x.shape
         unit, norm = torch.empty_like(x), x.new_empty(n)
         given = (x, *[None] * 5, unit, norm, None, n, SMALLEST_NORM)
-        launch("unit_forward", x, d, *given, VALUES=0, UNITS=1)
+        launch("unit_forward", x, d, *given, VALUES=0, UNITS=1, NORM_ROW=1)
         ctx.save_for_backward(unit, norm)
         return unit
 
@@ -151,7 +155,7 @@ class _UnitRows(torch.autograd.Function):
 def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
     out, (n, d) = torch.empty_like(unit), unit.shape
     given = (plain(grad), None, unit, norm, None, None, out, None, n, 0.0)
-    launch("query_backward", unit, d, *given, PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1)
+    launch("query_backward", unit, d, *given, PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1, UNIT=0, T_ROW=1)
     return (out,)
 
 
@@ -184,10 +188,10 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x, weight, bias, (n, d) = plain(x), plain(weight), plain(bias), x.shape
+        x, (n, d) = plain(x), x.shape
         out = torch.empty_like(x)
         given = (*[None] * 4, x, None, None, weight, bias, None, None, out, n, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps)
-        launch("tail_forward", x, d, *given, Q_ROW=d, RELU=False)
+        launch("tail_forward", x, d, *given, Q_ROW=d, T_ROW=1, RELU=False)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return out
@@ -201,7 +205,7 @@ def _norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     n, d = x.shape
     x_grad, parts = torch.empty_like(x), x.new_empty(programs(n, d), 2, d)
     given = (plain(grad), None, x, weight, *[None] * 3, x_grad, None, None, parts, n, 1.0, eps, 0.0, 1.0)
-    launch("tail_backward", x, d, *given, PARTS=2, RELU=False)
+    launch("tail_backward", x, d, *given, PARTS=2, T_ROW=1, RELU=False)
     weight_grad, bias_grad = parts.sum(0)
     return x_grad, weight_grad, bias_grad
 
@@ -213,6 +217,6 @@ class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm` over the last axis."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if by_rows(x) and self.weight.dtype == x.dtype and is_eager(self.weight):
+        if by_rows(x) and in_kernels(x.shape[1], x, self.weight, self.bias) and is_eager(self.weight):
             return _Norm.apply(x, self.weight, self.bias, self.eps)
         return super().forward(x)
