@@ -20,7 +20,7 @@ from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
 from difformer.kernels.gpu_layer import GPULayer
 from difformer.kernels.layer_nodes import LayerNode, Plan, RowStep, Tail, Weights, is_small
-from difformer.kernels.rows import LayerNorm, in_kernels
+from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
@@ -106,8 +106,11 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the latent term has weight 0"
     if structure.graph is not None and not structure.graph.is_kept:
         return "edge weights are trained"
-    if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
-        return f"precision is {z.dtype}, or mixed"
+    if z.dtype not in (torch.float32, torch.float64):
+        return f"precision is {z.dtype}"
+    # Of mixed precision a few products of float32 are left, which take less time than the formula's many passes.
+    if (conv.form, z.dtype) != ("simple", torch.float32) and torch.is_autocast_enabled(z.device.type):
+        return "precision is mixed"
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or has tensors of a class of their own"
     if conv.qk_norm != "row" and not _in_c(conv, z, _terms(conv, z, structure)[1]):
@@ -152,6 +155,8 @@ def fused_layer(
 ) -> Tensor | None:
     """Z⁺ of a layer for which `why_not_fused` found no reason, with what follows it where `norm` is given.
 
+    It is computed in the precision of `z`, also under autocast.
+
     Args:
         conv: The layer.
         z, structure, source: As in `DIFFormerConv.forward`.
@@ -162,6 +167,9 @@ def fused_layer(
     Returns:
         None where norm, activation and dropout have to follow one after the other.
     """
+    if torch.is_autocast_enabled(z.device.type):
+        with torch.autocast(z.device.type, enabled=False):
+            return fused_layer(conv, z, structure, source, norm, relu=relu, dropout=dropout)
     weights, matrix = _terms(conv, z, structure)
     source = source if conv.source_weight else None
     found = norm if isinstance(norm, LayerNorm) else None
@@ -180,11 +188,12 @@ def fused_layer(
     if conv.qk_norm != "row":
         return None
     small = _is_small(conv, z)
-    used = (z, *scales, *parameters, *(() if source is None else (source,)))
-    if z.shape[0] and (small or conv.form == "simple") and in_kernels(conv.out_channels, *used):
+    known = (small or conv.form == "simple") and z.shape[0] > 0 and (source is None or source.dtype is z.dtype)
+    if known and in_kernels(conv.out_channels, z, *scales, *parameters):
         mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
         plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
-        return GPULayer.apply(plan, z, source, mask, *scales, *parameters)
+        source = source if source is None else plain(source)
+        return GPULayer.apply(plan, plain(z), source, mask, *scales, *parameters)
     if not small:
         return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
     if any(x.dtype != z.dtype for x in scales):
@@ -192,6 +201,20 @@ def fused_layer(
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
     plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
     return LayerNode.apply(plan, z, source, mask, *scales, *parameters)
+
+
+def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Tensor | None:
+    """Norm, ReLU and dropout of ``x [N, d]`` in one pass, as `fused_layer` has them; None where no kernel does it."""
+    if torch.compiler.is_compiling() or is_traced() or type(norm) is not LayerNorm or not is_plain_norm(norm):
+        return None
+    scales = (norm.weight, norm.bias)
+    known = x.dim() == 2 and x.shape[0] > 0 and x.dtype in (torch.float32, torch.bfloat16)
+    if not known or not in_kernels(x.shape[1], *scales) or x.device != norm.weight.device:
+        return None
+    if has_global_hooks() or not is_eager(x, *scales) or is_forward_mode(x):
+        return None
+    like = x if x.dtype == torch.float32 else x.float()  # what is dropped is the norm's result
+    return RowTail.apply(x, *scales, norm.eps, relu, *dropout.mask(like))
 
 
 def _is_small(conv: Layer, z: Tensor) -> bool:

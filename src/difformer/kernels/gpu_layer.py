@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.layer_nodes import Plan, drop
-from difformer.kernels.rows import SMALLEST_NORM, launch, launch_pairs, plain, programs
+from difformer.kernels.layer_nodes import Plan
+from difformer.kernels.rows import SMALLEST_NORM, drop, launch, launch_pairs, mask_scale, plain, programs
 from difformer.shortcut import once_differentiated
 from difformer.sparse import add_product
 
@@ -50,7 +50,6 @@ class GPULayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, z: Tensor, source: Some, mask: Some, *parameters: Tensor) -> Tensor:
-        z, source = plain(z), None if source is None else plain(source)
         layer = _Layer(plan, z, parameters, 1.0)
         out, saved = (layer.forward if layer.keeps else layer.forward_in_chunks)(source, mask)
         if plan.tail.rate:
@@ -267,9 +266,8 @@ class _Layer:
     ) -> None:  # fmt: skip
         """The gradients of the step, of answers and, of pairs, of their mean."""
         eps, relu, _, rate = self.plan.tail
-        scale = 1 / (1 - rate) if mask is not None and mask.dtype == torch.bool else 1.0
         given = (grad, mask, step, *self.norm, r, total, g, answers, mean, parts, grad.shape[0])
-        numbers = (scale, eps or 0.0, self.plan.weights.latent, self.scale)
+        numbers = (mask_scale(mask, rate), eps or 0.0, self.plan.weights.latent, self.scale)
         launch("tail_backward", grad, self.width, *given, *numbers, PARTS=5, T_ROW=_row(total), RELU=relu)
 
     def pull_queries(

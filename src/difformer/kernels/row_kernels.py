@@ -1,4 +1,4 @@
-"""Triton kernels that take many short rows at once, float32. Imported where Triton is installed.
+"""Triton kernels that take many short rows at once, in float32. Imported where Triton is installed.
 
 A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH, and goes on from block to block; sums
 over rows are left as one row of ``PART`` per program, to be added by the caller. Arguments that are None are left out
@@ -95,7 +95,7 @@ def tail_forward(
                 total = tl.load(TOTAL + row * T_ROW + T_ROW - 1, inside, 1.0)
             x *= (b / total)[:, None]
         if OBSERVED is not None:
-            x += c * tl.load(OBSERVED + place, there, 0.0)
+            x += c * tl.load(OBSERVED + place, there, 0.0).to(tl.float32)
         if Z is not None:
             x += a * tl.load(Z + place, there, 0.0)
         if SOURCE is not None:
@@ -132,7 +132,7 @@ def tail_backward(
         if MASK is not None:
             g *= tl.load(MASK + place, there, 0).to(tl.float32) * scale
         if W is not None:
-            unit, rstd = _deviation(tl.load(STEP + place, there, 0.0), real, D, eps)
+            unit, rstd = _deviation(tl.load(STEP + place, there, 0.0).to(tl.float32), real, D, eps)
             unit = tl.where(there, unit, 0.0)
             w = tl.load(W + c, real, 0.0)
             if RELU:

@@ -183,34 +183,53 @@ def unit_rows(x: Tensor) -> Tensor:
     return _Unit.apply(x)[0]
 
 
-class _Norm(torch.autograd.Function):
-    """``x [N, d]`` → ``[N, d]``; a row's mean and deviation are worked out again backward."""
+class RowTail(torch.autograd.Function):
+    """LayerNorm of ``x [N, d]``, float32 or bfloat16, ReLU and dropout by a mask or a rate → ``[N, d]`` float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool, mask: Tensor | None, rate: float
+    ) -> Tensor:
         x, (n, d) = plain(x), x.shape
-        out = torch.empty_like(x)
-        given = (*[None] * 4, x, None, None, weight, bias, None, None, out, n, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps)
-        launch("tail_forward", x, d, *given, Q_ROW=d, T_ROW=1, RELU=False)
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
+        out = torch.empty_like(x, dtype=torch.float32)
+        given = (*[None] * 4, x, None, None, weight, bias, mask, None, out, n, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps)
+        launch("tail_forward", x, d, *given, Q_ROW=d, T_ROW=1, RELU=relu)
+        if rate:
+            out, mask = drop(out, rate)
+        ctx.save_for_backward(x, weight, bias, mask)
+        ctx.rest = eps, relu, rate
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_differentiate_norm(grad, *ctx.saved_tensors, ctx.eps), None
+        return *_differentiate_tail(grad, *ctx.saved_tensors, *ctx.rest), None, None, None, None
 
 
-def _norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor | None, ...]:
+def _tail_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, eps: float, relu: bool, rate: float
+) -> tuple[Tensor, ...]:
     n, d = x.shape
-    x_grad, parts = torch.empty_like(x), x.new_empty(programs(n, d), 2, d)
-    given = (plain(grad), None, x, weight, *[None] * 3, x_grad, None, None, parts, n, 1.0, eps, 0.0, 1.0)
-    launch("tail_backward", x, d, *given, PARTS=2, T_ROW=1, RELU=False)
-    weight_grad, bias_grad = parts.sum(0)
-    return x_grad, weight_grad, bias_grad
+    x_grad, parts = torch.empty_like(x), grad.new_empty(programs(n, d), 2, d)
+    given = (plain(grad), mask, x, weight, bias, None, None, x_grad, None, None, parts, n)
+    numbers = (mask_scale(mask, rate), eps, 0.0, 1.0)
+    launch("tail_backward", x, d, *given, *numbers, PARTS=2, T_ROW=1, RELU=relu)
+    return x_grad, *parts.sum(0).unbind(0)
 
 
-_differentiate_norm = once_differentiated(_norm_gradients)
+_differentiate_tail = once_differentiated(_tail_gradients)
+
+
+def drop(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Dropout as `torch.nn.functional.dropout` draws it, and its mask: bool, or with the factor 1 / (1 - rate)."""
+    if x.is_cuda:
+        return torch.native_dropout(x, rate, True)
+    mask = torch.empty_like(x).bernoulli_(1 - rate).div_(1 - rate)
+    return x * mask, mask
+
+
+def mask_scale(mask: Tensor | None, rate: float) -> float:
+    """The factor that a mask lacks."""
+    return 1 / (1 - rate) if mask is not None and mask.dtype == torch.bool else 1.0
 
 
 class LayerNorm(nn.LayerNorm):
@@ -218,5 +237,5 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if by_rows(x) and in_kernels(x.shape[1], x, self.weight, self.bias) and is_eager(self.weight):
-            return _Norm.apply(x, self.weight, self.bias, self.eps)
+            return RowTail.apply(x, self.weight, self.bias, self.eps, False, None, 0.0)
         return super().forward(x)
