@@ -14,6 +14,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels import gpu_layer, rows
@@ -322,6 +323,114 @@ def test_a_tail_that_was_changed_is_called(calls):
     assert fused_tail(norm, x, relu=True, dropout=drop) is None
     handle.remove()
     assert fused_tail(norm, x, relu=True, dropout=drop) is not None
+
+
+def doubled(x):
+    return 2 * x + 1
+
+
+class Louder(nn.Linear):
+    def forward(self, x):
+        return doubled(super().forward(x))
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return doubled(self.inner(*args, **kwargs))
+
+
+class OtherLayer(DIFFormerConv):
+    def values(self, z):
+        return doubled(super().values(z))
+
+
+def subclass_a_map(model):
+    model.layers[0].value.__class__ = Louder
+
+
+def subclass_the_layer(model):
+    model.layers[0].__class__ = OtherLayer
+
+
+def replace_a_map(model):
+    model.layers[0].value = nn.Sequential(model.layers[0].value, nn.Tanh())
+
+
+def wrap_a_map(model):
+    model.layers[0].value = Wrapper(model.layers[0].value)
+
+
+def wrap_the_layer(model):
+    model.layers[0] = Wrapper(model.layers[0])
+
+
+def hook_a_map(model):
+    model.layers[0].value.register_forward_hook(lambda module, args, out: doubled(out))
+
+
+def hook_the_layer(model):
+    model.layers[0].register_forward_pre_hook(lambda module, args: (doubled(args[0]), *args[1:]))
+
+
+def hook_the_norm(model):
+    model.norms[0].register_forward_hook(lambda module, args, out: doubled(out))
+
+
+def hook_the_input_norm(model):
+    model.input_norm.register_forward_hook(lambda module, args, out: doubled(out))
+
+
+def prune_a_map(model):
+    prune.l1_unstructured(model.layers[0].value, "weight", amount=0.5)
+
+
+def parametrise_a_map(model):
+    parametrize.register_parametrization(model.layers[0].value, "weight", nn.Softplus())
+
+
+# How many of the two layers are left to the kernels: one that is wrapped, or whose norm is called, without its tail.
+CHANGES = {
+    subclass_a_map: 1, subclass_the_layer: 1, replace_a_map: 1, wrap_a_map: 1, wrap_the_layer: 2, hook_a_map: 1,
+    hook_the_layer: 1, hook_the_norm: 2, hook_the_input_norm: 2, prune_a_map: 1, parametrise_a_map: 1,
+}  # fmt: skip
+
+
+@with_kernels
+@pytest.mark.parametrize("edges", ["graph", "edge_index"])
+@pytest.mark.parametrize(("change", "left"), list(CHANGES.items()), ids=lambda x: getattr(x, "__name__", ""))
+def test_changed_modules_are_called(change, left, edges, calls):
+    given, x = moved(edges_of(edges, 30)), torch.randn(30, 4).to(DEVICE)
+    model = model_of(16, dropout=0.0).to(DEVICE)
+    before = model(x, given)
+    change(model)
+    calls.clear()
+    found = results(model, x, given, formula=False)
+    assert len(calls) == left
+    assert (found[0] - before).abs().max() > 1e-3
+    close(found, results(model, x, given, formula=True), 1e-3)
+
+
+@with_kernels
+@pytest.mark.parametrize("edges", ["graph", "edge_index"])
+def test_programs_that_are_recorded_or_transformed_take_the_formula(edges, calls):
+    given, x = moved(edges_of(edges, 30)), torch.randn(30, 4).to(DEVICE)
+    model = model_of(16).to(DEVICE).requires_grad_(False)
+    wanted = model(x, given)
+    assert len(calls) == 2
+    traced = torch.jit.trace(lambda x: model(x, given), (x,), check_trace=False)
+    torch.testing.assert_close(traced(x), wanted, rtol=1e-4, atol=1e-5)
+    stacked = torch.vmap(lambda x: model(x, given))(x.expand(2, -1, -1))
+    torch.testing.assert_close(stacked[1], wanted, rtol=1e-4, atol=1e-5)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        model(x, given)
+    finally:
+        handle.remove()
+    assert len(calls) == 2
 
 
 def test_few_launches_and_operations_per_layer(calls, monkeypatch):

@@ -32,14 +32,14 @@ NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compile
 # Rows of features that do not begin on a multiple of 16 bytes are read four bytes at a time: on a GPU a product then
 # takes tens of times as long as its data take to be copied.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
-_METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
+_METHODS = frozenset(("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"))
 
 
 def is_touched(module: nn.Module) -> bool:
     """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
     own = vars(module)
     hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return bool(hooked) or not _METHODS.isdisjoint(own)
+    return bool(hooked) or not own.keys().isdisjoint(_METHODS)
 
 
 def is_plain_map(layer: nn.Module | None) -> bool:
@@ -52,7 +52,8 @@ def is_plain_map(layer: nn.Module | None) -> bool:
 
 def is_plain_norm(norm: nn.Module) -> bool:
     """No norm, or a LayerNorm with weight and bias."""
-    known = type(norm) is nn.Identity or (type(norm) is LayerNorm and norm.weight is not None and norm.bias is not None)
+    kind, own = type(norm), norm._parameters
+    known = kind is nn.Identity or (kind is LayerNorm and own.get("weight") is not None and own.get("bias") is not None)
     return known and not is_touched(norm)
 
 
@@ -100,9 +101,10 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the rows are a batch of graphs"
     if conv.qk_norm != "row" and conv.value is not None:
         return f"qk_norm {conv.qk_norm!r} with transform goes by the Gram matrix of the states"
-    if any(isinstance(x, Tensor) for x in (conv.step_size, conv.source_weight, conv.graph_weight)):
+    given = conv.graph_weight
+    if isinstance(conv.step_size, Tensor) or isinstance(conv.source_weight, Tensor) or isinstance(given, Tensor):
         return "a stack of runs has step sizes that are tensors"
-    if conv.graph_weight == 1:
+    if given == 1:
         return "the latent term has weight 0"
     if structure.graph is not None and not structure.graph.is_kept:
         return "edge weights are trained"
@@ -172,11 +174,12 @@ def fused_layer(
             return fused_layer(conv, z, structure, source, norm, relu=relu, dropout=dropout)
     weights, matrix = _terms(conv, z, structure)
     source = source if conv.source_weight else None
-    found = norm if isinstance(norm, LayerNorm) else None
-    scales = () if found is None else (found.weight, found.bias)
     if norm is not None and not is_plain_norm(norm):
         return None
-    options = (conv.form == "sigmoid", conv.key is None, conv.value is not None, conv.qk_norm)
+    found = norm if isinstance(norm, LayerNorm) else None
+    scales: tuple[Any, ...] = () if found is None else (found._parameters["weight"], found._parameters["bias"])
+    parts = conv._modules
+    options = (conv.form == "sigmoid", parts.get("key") is None, parts.get("value") is not None, conv.qk_norm)
     tail = Tail(None if found is None else found.eps, relu)
     parameters = _parameters(conv)
     if _in_c(conv, z, matrix, *scales, *(() if source is None else (source,))):
@@ -189,17 +192,15 @@ def fused_layer(
         return None
     small = _is_small(conv, z)
     known = (small or conv.form == "simple") and z.shape[0] > 0 and (source is None or source.dtype is z.dtype)
-    if known and in_kernels(conv.out_channels, z, *scales, *parameters):
-        mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
-        plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
-        source = source if source is None else plain(source)
-        return GPULayer.apply(plan, plain(z), source, mask, *scales, *parameters)
-    if not small:
+    by_kernels = known and in_kernels(conv.out_channels, z, *scales, *parameters)
+    if not by_kernels and not small:
         return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
-    if any(x.dtype != z.dtype for x in scales):
+    if not by_kernels and any(x.dtype != z.dtype for x in scales):
         return None
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
     plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
+    if by_kernels:
+        return GPULayer.apply(plan, plain(z), source if source is None else plain(source), mask, *scales, *parameters)
     return LayerNode.apply(plan, z, source, mask, *scales, *parameters)
 
 
