@@ -178,6 +178,26 @@ def test_dropout_of_torchs_generator_is_that_of_the_formula(diffusivity, chunked
 
 @with_kernels
 @CHUNKS
+def test_masks_of_a_bit_are_masks_of_numbers(chunked, calls, in_chunks, monkeypatch):
+    """A GPU draws the first, a CPU the second."""
+    in_chunks(chunked, 16)
+    model = model_of(16, dropout=0.4).to(DEVICE)
+    x, edges, found = torch.randn(45, 4).to(DEVICE), moved(edges_of("graph", 45)), []
+    for dtype in (torch.bool, torch.float32):
+
+        def drop(x, rate, dtype=dtype):
+            kept = torch.rand(x.shape, device=x.device) >= rate
+            return x * kept / (1 - rate), kept if dtype == torch.bool else kept / (1 - rate)
+
+        monkeypatch.setattr(rows, "drop", drop)
+        monkeypatch.setattr(gpu_layer, "drop", drop)
+        found.append(results(model, x, edges, formula=False))
+    close(*found, 1e-6)
+    assert len(calls) == 4
+
+
+@with_kernels
+@CHUNKS
 def test_one_clamped_total_among_others(chunked, calls, in_chunks):
     """All keys but one are opposite to the query: the gradient of the keys comes through the numerator alone."""
     in_chunks(chunked, 2)

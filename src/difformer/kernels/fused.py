@@ -32,14 +32,14 @@ NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compile
 # Rows of features that do not begin on a multiple of 16 bytes are read four bytes at a time: on a GPU a product then
 # takes tens of times as long as its data take to be copied.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
-_METHODS = frozenset(("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"))
+_METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
 
 
 def is_touched(module: nn.Module) -> bool:
     """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
     own = vars(module)
     hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return bool(hooked) or not own.keys().isdisjoint(_METHODS)
+    return bool(hooked) or not _METHODS.isdisjoint(own)
 
 
 def is_plain_map(layer: nn.Module | None) -> bool:
@@ -229,7 +229,8 @@ def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseM
     latent, observed = 1.0, 0.0 if matrix is None else 1.0
     if conv.graph_weight is not None:  # without edges the values themselves are mixed in
         latent, observed = 1 - conv.graph_weight, conv.graph_weight
-    return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
+    found = (kept, tau * latent, tau * observed, conv.step_size * conv.source_weight)
+    return Weights(*map(float, found)), matrix
 
 
 @functools.lru_cache(maxsize=8)

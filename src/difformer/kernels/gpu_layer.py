@@ -50,7 +50,7 @@ class GPULayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, z: Tensor, source: Some, mask: Some, *parameters: Tensor) -> Tensor:
-        layer = _Layer(plan, z, parameters, 1.0)
+        layer, mask = _Layer(plan, z, parameters, 1.0), mask if mask is None else plain(mask)
         out, saved = (layer.forward if layer.keeps else layer.forward_in_chunks)(source, mask)
         if plan.tail.rate:
             out, mask = drop(out, plan.tail.rate)
