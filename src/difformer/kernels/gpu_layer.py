@@ -245,9 +245,9 @@ class _Layer:
         """``[n, blocks · c]`` with the unit rows of keys and queries; values go to `v`, Σ v and Σ k to `parts`."""
         h, value = torch.mm(z, weight.T), None if v is None else biases[0]
         units = len(biases) - (v is not None)
-        given = (h, z, value, biases[-units], biases[-1], v, h, norms, parts, z.shape[0], SMALLEST_NORM)
+        given = (h, z, value, biases[-units], biases[-1], v, h, norms, parts)
         sizes = {"VALUES": int(v is not None), "UNITS": units, "NORM_ROW": 1 if norms is None else norms.shape[1]}
-        launch("unit_forward", h, self.width, *given, **sizes)
+        launch("unit_forward", h, self.width, given, (SMALLEST_NORM,), **sizes)
         return h
 
     def finish(
@@ -255,10 +255,10 @@ class _Layer:
         step: Some, out: Tensor,
     ) -> None:  # fmt: skip
         """From what the rows received, ``r [n, c]``, to the output, but for dropout of torch's generator."""
-        (a, b, c, s), (eps, relu, *_), n = self.plan.weights, self.plan.tail, r.shape[0]
-        given = (r, q, sums, total, observed, z if a else None, source, *self.norm, mask, step, out, n)
+        (a, b, c, s), (eps, relu, *_) = self.plan.weights, self.plan.tail
+        given = (r, q, sums, total, observed, z if a else None, source, *self.norm, mask, step, out)
         numbers = (float(self.rows), self.floor, a, b, c, s, eps or 0.0)
-        launch("tail_forward", r, self.width, *given, *numbers, Q_ROW=q.stride(0), T_ROW=_row(total), RELU=relu)
+        launch("tail_forward", r, self.width, given, numbers, Q_ROW=q.stride(0), T_ROW=_row(total), RELU=relu)
 
     def pull_tail(
         self, grad: Tensor, mask: Some, step: Some, r: Some, total: Tensor, g: Tensor, answers: Tensor, mean: Some,
@@ -266,29 +266,29 @@ class _Layer:
     ) -> None:  # fmt: skip
         """The gradients of the step, of answers and, of pairs, of their mean."""
         eps, relu, _, rate = self.plan.tail
-        given = (grad, mask, step, *self.norm, r, total, g, answers, mean, parts, grad.shape[0])
+        given = (grad, mask, step, *self.norm, r, total, g, answers, mean, parts)
         numbers = (mask_scale(mask, rate), eps or 0.0, self.plan.weights.latent, self.scale)
-        launch("tail_backward", grad, self.width, *given, *numbers, PARTS=5, T_ROW=_row(total), RELU=relu)
+        launch("tail_backward", grad, self.width, given, numbers, PARTS=5, T_ROW=_row(total), RELU=relu)
 
     def pull_queries(
         self, q_grad: Tensor, answers: Tensor, q: Tensor, norms: Tensor, total: Tensor, sums: Some, out: Tensor,
         parts: Tensor,
     ) -> None:  # fmt: skip
         """The gradients of what queries were mapped from, to the last columns of `out`."""
-        given = (q_grad, answers, q, norms, total, sums, out, parts, q_grad.shape[0], self.floor)
+        given = (q_grad, answers, q, norms, total, sums, out, parts)
         sizes = {"Q_ROW": q.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "T_ROW": _row(total)}
         unit = int(norms is total and not self.plan.tied)
-        launch("query_backward", q_grad, self.width, *given, PARTS=5, UNIT=unit, **sizes)
+        launch("query_backward", q_grad, self.width, given, (self.floor,), PARTS=5, UNIT=unit, **sizes)
 
     def pull_senders(
         self, k_grad: Tensor, v_grad: Tensor, pulled: Some, k: Tensor, norms: Tensor, sums: Some, earlier: Some,
         start: Some, weight: float, out: Tensor, base: Some, parts: Tensor, sums_kept: int,
     ) -> None:  # fmt: skip
         """The gradients of what keys and values were mapped from; without a map, `base` is `weight` `start` + ∂v."""
-        given = (k_grad, v_grad, pulled, k, norms, sums, earlier, start, out, base, parts, k_grad.shape[0])
+        given = (k_grad, v_grad, pulled, k, norms, sums, earlier, start, out, base, parts)
         sizes = {"K_ROW": k.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "PARTS": sums_kept}
         numbers = (weight, self.plan.weights.observed / self.scale)
-        launch("sender_backward", k_grad, self.width, *given, *numbers, VALUES=int(base is None), **sizes)
+        launch("sender_backward", k_grad, self.width, given, numbers, VALUES=int(base is None), **sizes)
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ and millions of rows, so there a block takes many rows at once.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ try:
     kernels = row_kernels
 except ImportError:  # no Triton where there is no GPU
     pass
+# Whether a compiled kernel takes its constants as well, as it does since Triton 3.3.
+PASSES_ALL = kernels is not None and tuple(map(int, kernels.triton.__version__.split(".")[:2])) >= (3, 3)
 
 DEVICE = "cuda"  # where the kernels run; tests of Triton's interpreter set it to "cpu"
 LONGEST_ROW = 512
@@ -79,25 +82,50 @@ def _rows(width: int) -> tuple[int, int]:
     return max(1, ELEMENTS // padded), padded
 
 
-def launch(name: str, like: Tensor, width: int, *given: Any, **constants: Any) -> None:
-    """Runs a kernel over the rows of `like`; its arguments behind `given` are their number and `constants`."""
+def launch(
+    name: str, like: Tensor, width: int, tensors: Sequence[Tensor | None], numbers: Sequence[float], **constants: Any
+) -> None:
+    """Runs a kernel over the rows of `like`: its arguments are `tensors`, how many rows, `numbers` and `constants`."""
     block, padded = _rows(width)
+    n = like.shape[0]
     constants.update(D=width, ROWS=block, WIDTH=padded)
-    _run(like, getattr(kernels, name)[(programs(like.shape[0], width),)], *given, **constants)
+    _run(name, like, min(-(-n // block), PROGRAMS), tensors, (n, *numbers), constants)
 
 
-def launch_pairs(name: str, pairs: Tensor, *given: Tensor, **constants: Any) -> None:
+def launch_pairs(name: str, pairs: Tensor, *others: Tensor, **constants: Any) -> None:
     """Runs a kernel that takes one row of all pairs after the other."""
-    n = pairs.shape[0]
-    _run(pairs, getattr(kernels, name)[(n,)], pairs, *given, n, COLUMNS=COLUMNS, **constants)
+    constants["COLUMNS"] = COLUMNS
+    _run(name, pairs, pairs.shape[0], (pairs, *others), (pairs.shape[0],), constants)
 
 
-def _run(like: Tensor, work: Any, *given: Any, **constants: Any) -> None:
-    if like.is_cuda and like.device.index != torch.cuda.current_device():
+_COMPILED: dict[Any, tuple[Any, list[str]]] = {}
+
+
+def _run(
+    name: str, like: Tensor, count: int, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], constants: Any
+) -> None:
+    """Triton finds the compiled kernel by all that it may depend on, which takes tens of microseconds: kept here.
+
+    That is which tensors there are, of which type and whether they begin on a multiple of 16 bytes, and the constants;
+    none of the kernels depends on the number of rows.
+    """
+    if like.is_cuda and like.get_device() != torch.cuda.current_device():
         with torch.cuda.device(like.device):
-            work(*given, **constants)
-    else:
-        work(*given, **constants)
+            return _run(name, like, count, tensors, numbers, constants)
+    pointers = [None if x is None else x.data_ptr() for x in tensors]
+    kinds = [0 if x is None else x.element_size() for x in tensors]
+    aligned = [x is not None and x % 16 == 0 for x in pointers]
+    key = (name, like.get_device(), *kinds, *aligned, *constants.items())
+    known = _COMPILED.get(key)
+    if known is not None:
+        compiled, names = known
+        compiled[(count, 1, 1)](*pointers, *numbers, *[constants[each] for each in names])
+        return None
+    kernel = getattr(kernels, name)
+    compiled = kernel[(count,)](*tensors, *numbers, **constants)
+    if compiled is not None and PASSES_ALL:  # the interpreter compiles nothing
+        _COMPILED[key] = compiled, kernel.arg_names[len(tensors) + len(numbers) :]
+    return None
 
 
 class _Unit(torch.autograd.Function):
@@ -142,8 +170,8 @@ class _UnitRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x, (n, d) = plain(x), x.shape
         unit, norm = torch.empty_like(x), x.new_empty(n)
-        given = (x, *[None] * 5, unit, norm, None, n, SMALLEST_NORM)
-        launch("unit_forward", x, d, *given, VALUES=0, UNITS=1, NORM_ROW=1)
+        given = (x, *[None] * 5, unit, norm, None)
+        launch("unit_forward", x, d, given, (SMALLEST_NORM,), VALUES=0, UNITS=1, NORM_ROW=1)
         ctx.save_for_backward(unit, norm)
         return unit
 
@@ -153,9 +181,9 @@ class _UnitRows(torch.autograd.Function):
 
 
 def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
-    out, (n, d) = torch.empty_like(unit), unit.shape
-    given = (plain(grad), None, unit, norm, None, None, out, None, n, 0.0)
-    launch("query_backward", unit, d, *given, PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1, UNIT=0, T_ROW=1)
+    out, d = torch.empty_like(unit), unit.shape[1]
+    given = (plain(grad), None, unit, norm, None, None, out, None)
+    launch("query_backward", unit, d, given, (0.0,), PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1, UNIT=0, T_ROW=1)
     return (out,)
 
 
@@ -190,10 +218,10 @@ class RowTail(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool, mask: Tensor | None, rate: float
     ) -> Tensor:
-        x, (n, d) = plain(x), x.shape
+        x, d = plain(x), x.shape[1]
         out = torch.empty_like(x, dtype=torch.float32)
-        given = (*[None] * 4, x, None, None, weight, bias, mask, None, out, n, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps)
-        launch("tail_forward", x, d, *given, Q_ROW=d, T_ROW=1, RELU=relu)
+        given = (*[None] * 4, x, None, None, weight, bias, mask, None, out)
+        launch("tail_forward", x, d, given, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps), Q_ROW=d, T_ROW=1, RELU=relu)
         if rate:
             out, mask = drop(out, rate)
         ctx.save_for_backward(x, weight, bias, mask)
@@ -210,9 +238,9 @@ def _tail_gradients(
 ) -> tuple[Tensor, ...]:
     n, d = x.shape
     x_grad, parts = torch.empty_like(x), grad.new_empty(programs(n, d), 2, d)
-    given = (plain(grad), mask, x, weight, bias, None, None, x_grad, None, None, parts, n)
+    given = (plain(grad), mask, x, weight, bias, None, None, x_grad, None, None, parts)
     numbers = (mask_scale(mask, rate), eps, 0.0, 1.0)
-    launch("tail_backward", x, d, *given, *numbers, PARTS=2, T_ROW=1, RELU=relu)
+    launch("tail_backward", x, d, given, numbers, PARTS=2, T_ROW=1, RELU=relu)
     return x_grad, *parts.sum(0).unbind(0)
 
 
