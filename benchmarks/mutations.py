@@ -13,7 +13,7 @@ TOML file.
     python -m benchmarks.mutations --table mutations.jsonl > benchmarks/mutations.md
 
 makes the table. Changes in error messages and type annotations are not drawn, nor modules that only a GPU runs
-(``attention/pair_*.py``, ``kernels/row_kernels.py``).
+(``attention/pair_*.py``, and `GPU_ONLY`, whose changes by hand need Triton, if only its interpreter).
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ ROOMS = {
     "attention/[!fpt]*.py": ["tests/attention"],
     "attention/polynomial.py": ["tests/attention"],
     "attention/tiles.py": ["tests/attention"],
+    "kernels/gpu_layer.py": ["tests/kernels/test_gpu_layer.py"],
+    "kernels/row_kernels.py": ["tests/kernels/test_gpu_layer.py"],
     "kernels/[!rt]*.py": KERNELS,
     "kernels/rows.py": KERNELS,
     "kernels/cpu/build.py": ["tests/kernels/test_build.py"],
@@ -81,6 +83,7 @@ ROOMS = {
     "training/study.py": ["tests/training/test_study.py", "tests/training/test_without_test.py"],
 }
 LEFT_OUT = ("tests/nn/test_compiled.py", "tests/kernels/test_gpu_kernels.py")  # minutes, or a GPU
+GPU_ONLY = ("kernels/gpu_layer.py", "kernels/row_kernels.py")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -195,6 +198,8 @@ def drawn(src: Path) -> list[Mutation]:
     found = []
     for path in (path for pattern in ROOMS for path in sorted(src.glob(pattern)) if path.suffix == ".py"):
         name = path.relative_to(src).as_posix()
+        if name in GPU_ONLY:
+            continue
         for number, (function, node, kind) in enumerate(places(ast.parse(path.read_text(encoding="utf-8")))):
             before, after = ast.unparse(node), ast.unparse(changed(node, kind))
             found.append(Mutation(name, function, node.lineno, before, after, number))  # type: ignore[attr-defined]

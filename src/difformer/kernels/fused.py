@@ -18,8 +18,9 @@ from torch.nn import functional
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
+from difformer.kernels.gpu_layer import GPULayer
 from difformer.kernels.layer_nodes import LayerNode, Plan, RowStep, Tail, Weights, is_small
-from difformer.kernels.rows import LayerNorm
+from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
@@ -53,7 +54,8 @@ def is_plain_map(layer: nn.Module | None) -> bool:
 
 def is_plain_norm(norm: nn.Module) -> bool:
     """No norm, or a LayerNorm with weight and bias."""
-    known = type(norm) is nn.Identity or (type(norm) is LayerNorm and norm.weight is not None and norm.bias is not None)
+    kind, own = type(norm), norm._parameters
+    known = kind is nn.Identity or (kind is LayerNorm and own.get("weight") is not None and own.get("bias") is not None)
     return known and not is_touched(norm)
 
 
@@ -101,14 +103,18 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the rows are a batch of graphs"
     if conv.qk_norm != "row" and conv.value is not None:
         return f"qk_norm {conv.qk_norm!r} with transform goes by the Gram matrix of the states"
-    if any(isinstance(x, Tensor) for x in (conv.step_size, conv.source_weight, conv.graph_weight)):
+    given = conv.graph_weight
+    if isinstance(conv.step_size, Tensor) or isinstance(conv.source_weight, Tensor) or isinstance(given, Tensor):
         return "a stack of runs has step sizes that are tensors"
-    if conv.graph_weight == 1:
+    if given == 1:
         return "the latent term has weight 0"
     if structure.graph is not None and not structure.graph.is_kept:
         return "edge weights are trained"
-    if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
-        return f"precision is {z.dtype}, or mixed"
+    if z.dtype not in (torch.float32, torch.float64):
+        return f"precision is {z.dtype}"
+    # Of mixed precision a few products of float32 are left, which take less time than the formula's many passes.
+    if (conv.form, z.dtype) != ("simple", torch.float32) and torch.is_autocast_enabled(z.device.type):
+        return "precision is mixed"
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or has tensors of a class of their own"
     if conv.qk_norm != "row" and not _in_c(conv, z, _terms(conv, z, structure)[1]):
@@ -153,6 +159,8 @@ def fused_layer(
 ) -> Tensor | None:
     """Z⁺ of a layer for which `why_not_fused` found no reason, with what follows it where `norm` is given.
 
+    It is computed in the precision of `z`, also under autocast.
+
     Args:
         conv: The layer.
         z, structure, source: As in `DIFFormerConv.forward`.
@@ -163,13 +171,17 @@ def fused_layer(
     Returns:
         None where norm, activation and dropout have to follow one after the other.
     """
+    if torch.is_autocast_enabled(z.device.type):
+        with torch.autocast(z.device.type, enabled=False):
+            return fused_layer(conv, z, structure, source, norm, relu=relu, dropout=dropout)
     weights, matrix = _terms(conv, z, structure)
     source = source if conv.source_weight else None
-    found = norm if isinstance(norm, LayerNorm) else None
-    scales = () if found is None else (found.weight, found.bias)
     if norm is not None and not is_plain_norm(norm):
         return None
-    options = (conv.form == "sigmoid", conv.key is None, conv.value is not None, conv.qk_norm)
+    found = norm if isinstance(norm, LayerNorm) else None
+    scales: tuple[Any, ...] = () if found is None else (found._parameters["weight"], found._parameters["bias"])
+    parts = conv._modules
+    options = (conv.form == "sigmoid", parts.get("key") is None, parts.get("value") is not None, conv.qk_norm)
     tail = Tail(None if found is None else found.eps, relu)
     parameters = _parameters(conv)
     if _in_c(conv, z, matrix, *scales, *(() if source is None else (source,))):
@@ -180,13 +192,32 @@ def fused_layer(
         return out if dropout is None or key is not None else dropout.apply(out)
     if conv.qk_norm != "row":
         return None
-    if not _is_small(conv, z):
+    small = _is_small(conv, z)
+    known = (small or conv.form == "simple") and z.shape[0] > 0 and (source is None or source.dtype is z.dtype)
+    by_kernels = known and in_kernels(conv.out_channels, z, *scales, *parameters)
+    if not by_kernels and not small:
         return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
-    if any(x.dtype != z.dtype for x in scales):
+    if not by_kernels and any(x.dtype != z.dtype for x in scales):
         return None
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
     plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
+    if by_kernels:
+        return GPULayer.apply(plan, plain(z), source if source is None else plain(source), mask, *scales, *parameters)
     return LayerNode.apply(plan, z, source, mask, *scales, *parameters)
+
+
+def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Tensor | None:
+    """Norm, ReLU and dropout of ``x [N, d]`` in one pass, as `fused_layer` has them; None where no kernel does it."""
+    if torch.compiler.is_compiling() or is_traced() or type(norm) is not LayerNorm or not is_plain_norm(norm):
+        return None
+    scales = (norm.weight, norm.bias)
+    known = x.dim() == 2 and x.shape[0] > 0 and x.dtype in (torch.float32, torch.bfloat16)
+    if not known or not in_kernels(x.shape[1], *scales) or x.device != norm.weight.device:
+        return None
+    if has_global_hooks() or not is_eager(x, *scales) or is_forward_mode(x):
+        return None
+    like = x if x.dtype == torch.float32 else x.float()  # what is dropped is the norm's result
+    return RowTail.apply(x, *scales, norm.eps, relu, *dropout.mask(like))
 
 
 def _is_small(conv: Layer, z: Tensor) -> bool:
@@ -200,7 +231,8 @@ def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseM
     latent, observed = 1.0, 0.0 if matrix is None else 1.0
     if conv.graph_weight is not None:  # without edges the values themselves are mixed in
         latent, observed = 1 - conv.graph_weight, conv.graph_weight
-    return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
+    found = (kept, tau * latent, tau * observed, conv.step_size * conv.source_weight)
+    return Weights(*map(float, found)), matrix
 
 
 @functools.lru_cache(maxsize=8)

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.rows import SMALLEST_NORM, pull_unit, unit_and_norm
+from difformer.kernels.rows import SMALLEST_NORM, drop, pull_unit, unit_and_norm
 from difformer.shortcut import once_differentiated
 from difformer.sparse import SparseMatrix, add_product
 
@@ -320,7 +320,7 @@ class LayerNode(torch.autograd.Function):
             out = out.relu_()
         active = out if plan.tail.relu else None
         if plan.tail.rate:
-            out, mask = _drop(out, plan.tail.rate)
+            out, mask = drop(out, plan.tail.rate)
         elif mask is not None:
             out = out * mask
         ctx.save_for_backward(z, maps, lengths, inner, received, weight, step, shift, scale, active, mask, *norm)
@@ -330,14 +330,6 @@ class LayerNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *_differentiate(grad, *ctx.saved_tensors, ctx))
-
-
-def _drop(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-    """Dropout as `torch.nn.functional.dropout` draws it, and its mask."""
-    if x.is_cuda:
-        return torch.native_dropout(x, rate, True)
-    mask = torch.empty_like(x).bernoulli_(1 - rate).div_(1 - rate)
-    return x * mask, mask
 
 
 def _gradients(

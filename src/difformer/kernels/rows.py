@@ -1,4 +1,4 @@
-r"""Operations on many short rows: unit length and LayerNorm, with kernels of their own on a GPU.
+r"""Operations on many short rows: unit length, LayerNorm and what else a layer does row by row, by kernels on a GPU.
 
 .. math::
     y = x / ‖x‖, \qquad ∂x = (∂y - y \, y^\top ∂y) / ‖x‖,
@@ -13,6 +13,8 @@ and millions of rows, so there a block takes many rows at once.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,36 +30,102 @@ try:
     kernels = row_kernels
 except ImportError:  # no Triton where there is no GPU
     pass
+# Whether a compiled kernel takes its constants as well, as it does since Triton 3.3.
+PASSES_ALL = kernels is not None and tuple(map(int, kernels.triton.__version__.split(".")[:2])) >= (3, 3)
 
+DEVICE = "cuda"  # where the kernels run; tests of Triton's interpreter set it to "cpu"
 LONGEST_ROW = 512
 FEWEST_ROWS = 1024  # below it torch's kernels are as quick
-ELEMENTS = 4096  # of a block
-PROGRAMS = 1024  # of a backward pass: several for each processor of a large GPU
+ELEMENTS = 2048  # of a block
+COLUMNS = 1024  # of all pairs, that are taken at a time
+PROGRAMS = 1024  # at most: several for each processor of a large GPU
 SMALLEST_NORM = 1e-12
+
+
+def in_kernels(width: int, x: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels take rows of `width` channels of `x`, which may be a view, and other tensors beside."""
+    if kernels is None or width > LONGEST_ROW or x.dtype is not torch.float32 or x.device.type != DEVICE:
+        return False
+    place = x.get_device()
+    for y in others:
+        if y.dtype is not torch.float32 or y.get_device() != place or not y.is_contiguous() or y.is_neg():
+            return False
+    return True
 
 
 def by_rows(x: Tensor) -> bool:
     """Whether ``x [N, d]`` is for the kernels: torch gives every row a block of threads, or makes several passes."""
     return (
-        x.is_cuda
-        and kernels is not None
+        x.device.type == DEVICE
         and x.dim() == 2
         and x.shape[0] >= FEWEST_ROWS
-        and x.shape[1] <= LONGEST_ROW
-        and x.dtype == torch.float32
+        and in_kernels(x.shape[1], x)
         and is_eager(x)
-        and not torch.is_autocast_enabled("cuda")
+        and not torch.is_autocast_enabled(DEVICE)
     )
 
 
-def block_sizes(x: Tensor) -> dict[str, int]:
-    """ROWS and WIDTH of the kernels."""
-    width = max(16, 1 << (x.shape[1] - 1).bit_length())
-    return {"ROWS": max(1, ELEMENTS // width), "WIDTH": width}
+def plain(x: Tensor) -> Tensor:
+    """`x` in order and without a pending sign, as kernels read memory."""
+    return x if x.is_contiguous() and not x.is_neg() else x.resolve_neg().contiguous()
 
 
-def blocks(x: Tensor) -> int:
-    return -(-x.shape[0] // block_sizes(x)["ROWS"])
+def programs(rows: int, width: int) -> int:
+    """How many programs share the rows, which is how many rows their partial sums have."""
+    return min(-(-rows // _rows(width)[0]), PROGRAMS)
+
+
+@functools.cache
+def _rows(width: int) -> tuple[int, int]:
+    """Rows and padded channels of a block."""
+    padded = max(16, 1 << (width - 1).bit_length())
+    return max(1, ELEMENTS // padded), padded
+
+
+def launch(
+    name: str, like: Tensor, width: int, tensors: Sequence[Tensor | None], numbers: Sequence[float], **constants: Any
+) -> None:
+    """Runs a kernel over the rows of `like`: its arguments are `tensors`, how many rows, `numbers` and `constants`."""
+    block, padded = _rows(width)
+    n = like.shape[0]
+    constants.update(D=width, ROWS=block, WIDTH=padded)
+    _run(name, like, min(-(-n // block), PROGRAMS), tensors, (n, *numbers), constants)
+
+
+def launch_pairs(name: str, pairs: Tensor, *others: Tensor, **constants: Any) -> None:
+    """Runs a kernel that takes one row of all pairs after the other."""
+    constants["COLUMNS"] = COLUMNS
+    _run(name, pairs, pairs.shape[0], (pairs, *others), (pairs.shape[0],), constants)
+
+
+_COMPILED: dict[Any, tuple[Any, list[str]]] = {}
+
+
+def _run(
+    name: str, like: Tensor, count: int, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], constants: Any
+) -> None:
+    """Triton finds the compiled kernel by all that it may depend on, which takes tens of microseconds: kept here.
+
+    That is which tensors there are, of which type and whether they begin on a multiple of 16 bytes, and the constants;
+    none of the kernels depends on the number of rows.
+    """
+    if like.is_cuda and like.get_device() != torch.cuda.current_device():
+        with torch.cuda.device(like.device):
+            return _run(name, like, count, tensors, numbers, constants)
+    pointers = [None if x is None else x.data_ptr() for x in tensors]
+    kinds = [0 if x is None else x.element_size() for x in tensors]
+    aligned = [x is not None and x % 16 == 0 for x in pointers]
+    key = (name, like.get_device(), *kinds, *aligned, *constants.items())
+    known = _COMPILED.get(key)
+    if known is not None:
+        compiled, names = known
+        compiled[(count, 1, 1)](*pointers, *numbers, *[constants[each] for each in names])
+        return None
+    kernel = getattr(kernels, name)
+    compiled = kernel[(count,)](*tensors, *numbers, **constants)
+    if compiled is not None and PASSES_ALL:  # the interpreter compiles nothing
+        _COMPILED[key] = compiled, kernel.arg_names[len(tensors) + len(numbers) :]
+    return None
 
 
 class _Unit(torch.autograd.Function):
@@ -95,19 +163,15 @@ class _Unit(torch.autograd.Function):
         return _Unit.apply(x.movedim(in_dims[0], 0)), 0
 
 
-def _unit_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    x, n = x.contiguous(), x.shape[0]
-    unit, norm = torch.empty_like(x), torch.empty(n, dtype=torch.float32, device=x.device)
-    kernels.unit_forward[(blocks(x),)](x, unit, norm, n, x.shape[1], SMALLEST_NORM, **block_sizes(x))
-    return unit, norm
-
-
 class _UnitRows(torch.autograd.Function):
     """The same by kernels that read a row once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        unit, norm = _unit_forward(x)
+        x, (n, d) = plain(x), x.shape
+        unit, norm = torch.empty_like(x), x.new_empty(n)
+        given = (x, *[None] * 5, unit, norm, None)
+        launch("unit_forward", x, d, given, (SMALLEST_NORM,), VALUES=0, UNITS=1, NORM_ROW=1)
         ctx.save_for_backward(unit, norm)
         return unit
 
@@ -117,8 +181,9 @@ class _UnitRows(torch.autograd.Function):
 
 
 def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
-    out, (n, d) = torch.empty_like(unit), unit.shape
-    kernels.unit_backward[(blocks(unit),)](grad.contiguous(), unit, norm, out, n, d, **block_sizes(unit))
+    out, d = torch.empty_like(unit), unit.shape[1]
+    given = (plain(grad), None, unit, norm, None, None, out, None)
+    launch("query_backward", unit, d, given, (0.0,), PARTS=1, Q_ROW=d, H_ROW=d, NORM_ROW=1, UNIT=0, T_ROW=1)
     return (out,)
 
 
@@ -126,18 +191,13 @@ _differentiate_unit = once_differentiated(_unit_gradients)
 
 
 def unit_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows of ``x [N, d]``, which may be overwritten, and the norms ``[N, 1]`` they had; no gradients."""
-    if by_rows(x):
-        unit, norm = _unit_forward(x)
-        return unit, norm.unsqueeze(1)
+    """Unit rows of ``x [N, d]``, which is overwritten, and the norms ``[N, 1]`` they had; no gradients."""
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
     return x.div_(norm), norm
 
 
 def pull_unit(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of rows from that of their unit rows, which may be overwritten."""
-    if by_rows(unit):
-        return _unit_gradients(grad, unit, norm.squeeze(1))[0]
+    """The gradient of rows from that of their unit rows, which is overwritten."""
     inner = (grad * unit).sum(1, keepdim=True)
     return grad.addcmul_(unit, inner, value=-1).div_(norm)
 
@@ -146,46 +206,64 @@ def unit_rows(x: Tensor) -> Tensor:
     """``x / ‖x‖`` along the last axis; rows shorter than `SMALLEST_NORM` are divided by that instead."""
     if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
         return functional.normalize(x, dim=-1, eps=SMALLEST_NORM)
-    if x.is_cuda and x.dim() > 1 and by_rows(x.flatten(0, -2)):
+    if x.device.type == DEVICE and x.dim() > 1 and by_rows(x.flatten(0, -2)):
         return _UnitRows.apply(x.flatten(0, -2)).view(x.shape)
     return _Unit.apply(x)[0]
 
 
-class _Norm(torch.autograd.Function):
-    """``x [N, d]`` → ``[N, d]``."""
+class RowTail(torch.autograd.Function):
+    """LayerNorm of ``x [N, d]``, float32 or bfloat16, ReLU and dropout by a mask or a rate → ``[N, d]`` float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        x, n = x.contiguous(), x.shape[0]
-        out = torch.empty_like(x)
-        mean, rstd = (torch.empty(n, dtype=torch.float32, device=x.device) for _ in range(2))
-        sizes = block_sizes(x)
-        kernels.norm_forward[(blocks(x),)](x, weight, bias, out, mean, rstd, n, x.shape[1], eps, **sizes)
-        ctx.save_for_backward(x, weight, mean, rstd)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool, mask: Tensor | None, rate: float
+    ) -> Tensor:
+        x, d = plain(x), x.shape[1]
+        out = torch.empty_like(x, dtype=torch.float32)
+        given = (*[None] * 4, x, None, None, weight, bias, mask, None, out)
+        launch("tail_forward", x, d, given, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, eps), Q_ROW=d, T_ROW=1, RELU=relu)
+        if rate:
+            out, mask = drop(out, rate)
+        ctx.save_for_backward(x, weight, bias, mask)
+        ctx.rest = eps, relu, rate
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_differentiate_norm(grad, *ctx.saved_tensors), None
+        return *_differentiate_tail(grad, *ctx.saved_tensors, *ctx.rest), None, None, None, None
 
 
-def _norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor | None, ...]:
+def _tail_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, eps: float, relu: bool, rate: float
+) -> tuple[Tensor, ...]:
     n, d = x.shape
-    programs = min(blocks(x), PROGRAMS)
-    x_grad, parts = torch.empty_like(x), torch.empty(2, programs, d, dtype=torch.float32, device=x.device)
-    given = (grad.contiguous(), x, weight, mean, rstd)
-    kernels.norm_backward[(programs,)](*given, x_grad, parts[0], parts[1], n, d, **block_sizes(x))
-    weight_grad, bias_grad = parts.sum(1).to(weight.dtype)
-    return x_grad, weight_grad, bias_grad
+    x_grad, parts = torch.empty_like(x), grad.new_empty(programs(n, d), 2, d)
+    given = (plain(grad), mask, x, weight, bias, None, None, x_grad, None, None, parts)
+    numbers = (mask_scale(mask, rate), eps, 0.0, 1.0)
+    launch("tail_backward", x, d, given, numbers, PARTS=2, T_ROW=1, RELU=relu)
+    return x_grad, *parts.sum(0).unbind(0)
 
 
-_differentiate_norm = once_differentiated(_norm_gradients)
+_differentiate_tail = once_differentiated(_tail_gradients)
+
+
+def drop(x: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Dropout as `torch.nn.functional.dropout` draws it, and its mask: bool, or with the factor 1 / (1 - rate)."""
+    if x.is_cuda:
+        return torch.native_dropout(x, rate, True)
+    mask = torch.empty_like(x).bernoulli_(1 - rate).div_(1 - rate)
+    return x * mask, mask
+
+
+def mask_scale(mask: Tensor | None, rate: float) -> float:
+    """The factor that a mask lacks."""
+    return 1 / (1 - rate) if mask is not None and mask.dtype == torch.bool else 1.0
 
 
 class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm` over the last axis."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if by_rows(x) and self.weight.dtype == x.dtype and is_eager(self.weight):
-            return _Norm.apply(x, self.weight, self.bias, self.eps)
+        if by_rows(x) and in_kernels(x.shape[1], x, self.weight, self.bias) and is_eager(self.weight):
+            return RowTail.apply(x, self.weight, self.bias, self.eps, False, None, 0.0)
         return super().forward(x)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.kernels.cpu.input import fused_input
-from difformer.kernels.fused import fused_layer, linear, why_not_fused, why_not_fused_input
+from difformer.kernels.fused import fused_layer, fused_tail, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.checks import check_count, check_range
 from difformer.nn.context import Context, Structure, as_structure, snapshots
@@ -140,9 +140,14 @@ class DIFFormer(nn.Module):
         if not isinstance(self.dropout, Tensor) and why_not_fused_input(self.input, self.input_norm, x) is None:
             mask = next_mask(self.dropout, self.training)
             norm = None if isinstance(self.input_norm, nn.Identity) else self.input_norm
-            z = fused_input(self.input, norm, x, mask)
-            return z if mask is not None else dropout(z, self.dropout, self.training)
-        return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
+            known = fused_input(self.input, norm, x, mask)
+            return known if mask is not None else dropout(known, self.dropout, self.training)
+        h = linear(self.input, x)
+        if not isinstance(self.dropout, Tensor):
+            z = fused_tail(self.input_norm, h, relu=True, dropout=LayerDropout(self.dropout, self.training))
+            if z is not None:
+                return z
+        return dropout(functional.relu(self.input_norm(h)), self.dropout, self.training)
 
     def advance(self, k: int, z: Tensor, source: Tensor, *, context: Context | None = None) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout; without a `context`, of one graph."""
