@@ -48,7 +48,7 @@ class TestProteins:
 
     @pytest.mark.parametrize("form", ["zip", "folder"])
     def test_tables(self, cache, tmp_path, form, monkeypatch):
-        monkeypatch.setattr("difformer.data.textnumbers.BLOCK_BYTES", 64)  # so that blocks end inside the small files
+        monkeypatch.setattr("difformer.data.archives.BLOCK_BYTES", 64)  # so that blocks end inside the small files
         content, edges, scores, labels, order = self.members()
         assert set(content) == {file.path.partition("/")[2] for file in FORMS["ogbn-proteins"][0].files}
         self.put(tmp_path, content, form)

@@ -73,6 +73,7 @@ class Entry:
             is the same.
         features: Columns of ``x`` by default.
         outputs: Classes, or target columns.
+        class_names: In the order of their numbers, where known.
         length: Snapshots of a series as published, or number of graphs.
         protocols: Names that ``protocol=`` takes, the default first; empty where there is only one way.
         licence: Terms of the source.
@@ -92,6 +93,7 @@ class Entry:
     links: int | None = None
     features: int | None = None
     outputs: int | None = None
+    class_names: tuple[str, ...] = ()
     length: int | None = None
     protocols: tuple[str, ...] = ()
     licence: str = "none stated"

@@ -22,7 +22,7 @@ from scipy import sparse
 from scipy.sparse.linalg import expm_multiply
 from torch import Tensor
 
-from difformer.data.edges import sorted_unique, undirected
+from difformer.data.edges import undirected
 from difformer.data.knn import knn_graph
 from difformer.data.split import Split, per_class_split, random_split
 from difformer.data.task import Task
@@ -81,7 +81,7 @@ def _distinct(count: int, draw: Callable[[int], Codes], rng: Generator) -> Codes
     for _ in range(200):
         if found.size == count:
             break
-        found = sorted_unique(np.concatenate([found, draw(count - found.size)]))
+        found = np.unique(np.concatenate([found, draw(count - found.size)]))
         if found.size > count:  # the surplus goes at random: cutting the end would spare high numbers
             found = np.delete(found, rng.choice(found.size, found.size - count, replace=False))
     return found

@@ -1,20 +1,17 @@
 """Graphs of millions of edges, whose tables are read a block at a time: Pokec and ogbn-proteins.
 
-**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile.
-Two sources. ``"linkx"`` is the file ``pokec.mat`` that the authors' code uses, with 65 features made from the
-profiles in a way that was not published. ``"snap"`` are the original tables, from which features are made here:
-profile public or not, share completed, age, time of registration and of the last visit, one-hot the region's first
-part, and for each of the 51 free-text columns whether the user filled it in. Figures from one source are not
-comparable with those from the other; the task says which.
-Protocols: ``"paper"``, random 10/10/80 of the users whose gender is known, and ``"public-code"``, random 50/25/25.
+**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile. Of two sources, ``"linkx"`` is
+the file ``pokec.mat`` that the authors' code uses, with 65 features made from the profiles in an unpublished way;
+``"snap"`` are the original tables, from which features are made here: profile public or not, share completed, age, time
+of registration and of the last visit, one-hot the region's first part, and for each of the 51 free-text columns whether
+the user filled it in. Results from the two sources are not comparable; the task says which was used. Protocols:
+``"paper"``, random 10/10/80 of the users whose gender is known, and ``"public-code"``, random 50/25/25.
 
-**ogbn-proteins.** Proteins of eight species and what associates them; 112 functions to predict, each yes or no.
-Read from the files as OGB publishes them: ``proteins.zip``, or its folder as the `ogb` package unpacks it (that
-package is not needed). Every association is listed once, with eight scores; the proteins themselves have no features,
-so node i gets the mean of the scores of its associations, x_i = Σ_{e ∋ i} f_e / deg(i). Training, validation and test
-are different species.
-Two files of 39.6 million lines are read side by side in blocks, so that the scores, 2.5 GB of doubles, are never in
-memory at once. What is kept, in the cache, is the edge list once a direction and the 132,534 × 8 means.
+**ogbn-proteins.** Proteins of eight species and their associations; 112 functions to predict, each yes or no. Read from
+OGB's ``proteins.zip``, or from the folder that the `ogb` package unpacks (the package is not needed). Every association
+is listed once, with eight scores; the proteins themselves have no features, so node i gets the mean of the scores of
+its associations, x_i = Σ_{e ∋ i} f_e / deg(i). Training, validation and test are different species. Two files of 39.6
+million lines are read side by side in blocks: the scores, 2.5 GB of doubles, are never in memory at once.
 """
 
 from __future__ import annotations
@@ -32,17 +29,9 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from difformer.data.archives import check_size, limit, read_mat
-from difformer.data.datasets.common import (
-    Array,
-    Arrays,
-    GraphReader,
-    Reader,
-    SeededReader,
-    check_ends,
-    node_graph,
-    one_hot_columns,
-)
+from difformer.data.archives import check_size, limit, number_blocks, read_mat
+from difformer.data.datasets import common
+from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader, check_ends
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
@@ -50,7 +39,6 @@ from difformer.data.lookup import Found, locate
 from difformer.data.own.csv_files import lines_of
 from difformer.data.split import index_split
 from difformer.data.task import Task
-from difformer.data.textnumbers import number_blocks
 
 # Columns of soc-pokec-profiles.txt: eight with a format, then 51 of free text; a tab also ends the line.
 USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(8)
@@ -85,7 +73,7 @@ class Pokec(SeededReader, GraphReader):
         steps, notes = "the 65 features of pokec.mat", unknown_gender(content["y"], "users")
         if content["form"] == "snap":
             steps = "features made here from SNAP's profiles"
-            notes += ("Features are not those of the published figures, whose making was not published.",)
+            notes += ("Features are not those of the published figures; how those were made was not published.",)
         return self.node_task(content, splits, steps=steps, notes=notes)
 
     def read(self, found: Found) -> Arrays:
@@ -98,7 +86,7 @@ class Pokec(SeededReader, GraphReader):
         if x.shape[0] != n:
             raise DataError(f"{n} nodes, but features of shape {list(x.shape)}", path=found.path)
         arrays: Arrays = {"x": x, "y": y, "edge_index": np.asarray(content["edge_index"], dtype=np.int32)}
-        node_graph(arrays)  # before it is kept
+        common.node_graph(arrays)  # checked before it is kept
         return arrays
 
 
@@ -153,7 +141,7 @@ def _one_hot_regions(regions: list[str]) -> Array:
     names, code, count = np.unique(np.asarray(regions), return_inverse=True, return_counts=True)
     rank = np.empty(len(names), dtype=np.int64)
     rank[np.lexsort((names, -count))] = np.arange(len(names))
-    columns: Array = one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray()
+    columns: Array = common.one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray()
     return columns
 
 
@@ -182,18 +170,16 @@ class Proteins(Reader):
     def task(self, content: Any) -> Task:
         y = torch.from_numpy(content["y"]).float()
         loops = "self-loops added" if self.self_loops else "no self-loops"
-        said = f"species: OGB's split; features are means of the scores of edges; edges undirected, {loops}; ROC-AUC"
-        return Task(
-            name=self.name,
-            kind="nodes",
+        split = index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test")))
+        return self.make_task(
+            torch.from_numpy(content["x"]),
+            y,
+            ((split,), "species: OGB's split"),
+            "features are means of the scores of edges",
+            f"edges undirected, {loops}",
+            "ROC-AUC",
             problem="multilabel",
-            metric="rocauc",
-            protocol=said,
-            x=torch.from_numpy(content["x"]),
-            y=y,
-            splits=(index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test"))),),
-            num_outputs=y.shape[1],
-            edge_index=undirected(content["edge_index"], len(y), self_loops=self.self_loops),
+            edge_index=undirected(content["edge_index"], len(y), self.self_loops),
             notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
         )
 
