@@ -3,15 +3,14 @@
     j → i  for the k smallest d(x_i, x_j),    euclidean  d(a, b) = ‖a - b‖,
                                               cosine     d(a, b) = 1 - aᵀb / (‖a‖‖b‖), and 1 where a or b is zero.
 
-The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index,
-whatever the size of the blocks. A block of rows meets all points in one matrix product, whose rounding error is at most
+The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index. The
+products of a block of rows with all points are one matrix product, whose rounding error is at most
 
     |fl(aᵀb) - aᵀb| ≤ ε = (F + 8) · u · ‖a‖‖b‖        (F columns, u the unit of the arithmetic).
 
-Points within 2ε of the k-th smallest are candidates; the candidates alone are measured again, difference by difference.
+Points within 2ε of the k-th smallest are candidates; only the candidates are measured again, difference by difference.
 The product runs in single precision first, and in double precision for the few rows where that leaves too many
-candidates. Memory is one block of distances, time that of the product. Of many small point sets those of one size are
-one batch: all their pairs are measured, thousands of sets at once.
+candidates. Small point sets of equal size form one batch in which all pairs are measured.
 """
 
 from __future__ import annotations
@@ -87,23 +86,22 @@ def knn_edges(
     if k < 1 or (node_ptr is None and k > most):
         raise UserError(f"k: {n} points have at most {most} neighbours each, got k = {k}")
     node, others = torch.arange(n, device=points.device), k - 1 if include_self else k
-    if others == 0:
-        source, distances, target = node[:0], node[:0].double(), node[:0]
-    elif node_ptr is not None:
-        source, distances, count = _nearest_within(points, node_ptr, others, metric)
-        target = node.repeat_interleave(count)
-    else:
-        found = _approximately(points, others, metric, seed) if approximate else nearest(points, others, metric)
+    if approximate and others:
+        found = _approximately(points, others, metric, seed)
         source, distances, target = found[0].reshape(-1), found[1].reshape(-1), node.repeat_interleave(others)
+    else:
+        ptr = torch.tensor([0, n]) if node_ptr is None else node_ptr
+        source, distances, count = _nearest_within(points, ptr, others, metric)
+        target = node.repeat_interleave(count)
     if include_self:
-        order = torch.cat([node, target]).argsort(stable=True)  # of each target itself first
+        order = torch.cat([node, target]).argsort(stable=True)  # itself first
         source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
         distances = torch.cat([distances.new_zeros(n), distances])[order]
     edge_index = torch.stack([source, target])
     if not symmetric:
         return edge_index, distances
-    both, lengths = tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")
-    return both, distances if lengths is None else lengths
+    both = tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")
+    return both  # type: ignore[return-value]
 
 
 def _points(x: Any) -> Tensor:
@@ -127,7 +125,7 @@ def nearest(points: Tensor, k: int, metric: Metric) -> Found:
     found = _empty(points, k)
     norm, rows = _norms(points), torch.arange(points.shape[0], device=points.device)
     if metric == "cosine":
-        # At distance 1 from everything: its neighbours are the first k others, and no product need find that out.
+        # A zero vector is at distance 1 from everything: its neighbours are the first k others.
         zero = rows[norm == 0]
         found[0][zero] = torch.arange(k, device=points.device) + (rows[:k] >= zero[:, None])
         found[1][zero] = 1.0
@@ -221,7 +219,7 @@ def _keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, found: Found) 
 
 
 def _nearest_sparse(points: Tensor, k: int, metric: Metric) -> Found:
-    """As for dense points, from one sparse product a block in double precision.
+    """As for dense points, from one sparse product per block in double precision.
 
     Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
 
@@ -229,15 +227,8 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric) -> Found:
 
     so that points within twice that of the k-th are measured again.
     """
-    x = to_scipy(points).astype(np.float64)
-    n = x.shape[0]
-    row_of = np.repeat(np.arange(n), np.diff(x.indptr))
-    # bincount adds one after the other as the sparse product does, so that a point is at distance 0 from its copy.
-    square = np.bincount(row_of, weights=x.data**2, minlength=n)
-    norm = np.sqrt(square)
-    if metric == "cosine":
-        x.data /= norm[row_of]
-    transposed = x.T.tocsr()
+    x, square = _sparse_rows(points, metric)
+    n, norm, transposed = x.shape[0], np.sqrt(square), x.T.tocsr()
     found = _empty(points.cpu(), k)
     unit = 2 * (int(np.diff(x.indptr).max(initial=0)) + 8) * np.finfo(np.float64).eps
     size = max(1, BLOCK_BYTES // (8 * n))
@@ -253,6 +244,17 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric) -> Found:
         length = rough[row, candidate] if metric == "cosine" else _sparse_distance(x, row + start, candidate, metric)
         _keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), torch.from_numpy(length), found)
     return found[0].to(points.device), found[1].to(points.device)
+
+
+def _sparse_rows(points: Tensor, metric: Metric) -> tuple[Any, Any]:
+    """Rows as a scipy matrix of doubles, of unit length for ``"cosine"``, and ‖a‖² of the rows as given."""
+    x = to_scipy(points).astype(np.float64)
+    row_of = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    # bincount adds one after the other as the sparse product does, so that a point is at distance 0 from its copy.
+    square = np.bincount(row_of, weights=x.data**2, minlength=x.shape[0])
+    if metric == "cosine":
+        x.data /= np.sqrt(square)[row_of]
+    return x, square
 
 
 def _sparse_distance(x: Any, first: Any, second: Any, metric: Metric) -> Any:
@@ -271,7 +273,7 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> Found:
     sparse = points.layout == torch.sparse_csr
     data = to_scipy(points) if sparse else points.float().numpy(force=True)
     n = points.shape[0]
-    # The descent finds the first of a longer list far more surely than the whole of a short one.
+    # The descent finds the first entries of a longer list far more reliably than all of a short one.
     search = pynndescent.NNDescent(data, metric=metric, n_neighbors=min(k + 1 + max(10, k // 2), n), random_state=seed)
     listed = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
     row, place = ((listed >= 0) & (listed != torch.arange(n)[:, None])).nonzero(as_tuple=True)
@@ -279,15 +281,13 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> Found:
         raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
     candidate = listed[row, place]
     if sparse:
-        wide: Any = data.astype(np.float64)
-        if metric == "cosine":
-            wide.data /= np.repeat(np.sqrt(wide.multiply(wide).sum(axis=1)), np.diff(wide.indptr))
-        length = torch.from_numpy(_sparse_distance(wide, row.numpy(), candidate.numpy(), metric)).to(points.device)
+        rows, _ = _sparse_rows(points, metric)
+        length = torch.from_numpy(_sparse_distance(rows, row.numpy(), candidate.numpy(), metric))
     row, candidate = row.to(points.device), candidate.to(points.device)
     if not sparse:
         length = _distance(points, _norms(points), row, candidate, metric)
     found = _empty(points, k)
-    _keep_nearest(row, candidate, length, found)
+    _keep_nearest(row, candidate, length.to(points.device), found)
     return found
 
 
@@ -315,7 +315,7 @@ def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> tupl
     small = (size <= SMALL_SET) & (size * size * pair <= CHUNK_NUMBERS) & dense
     for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
         nodes = torch.arange(start, end, device=device)
-        if end - start > 1:
+        if min(k, end - start - 1) > 0:
             index, length = nearest(take_rows(points, nodes), min(k, end - start - 1), metric)
             put(nodes, index + start, length)
     for n in size[small & (size > 1)].unique().tolist():

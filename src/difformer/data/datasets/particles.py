@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.common import Array, Arrays, Reader, seeded, shuffled
+from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
 from difformer.data.datasets.pickles import read_tensors
 from difformer.data.errors import DataError, require
 from difformer.data.knn import knn_graph
@@ -44,6 +44,7 @@ from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
 
 LRI_VALID, LRI_SEED = 1000, 42
+METRIC = "ROC-AUC over all graphs of a part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,35 +66,13 @@ class PointSetReader(Reader):
     knn: int = 5
     positions: bool = True
 
-    def set_task(
-        self,
-        x: Tensor,
-        pos: Tensor,
-        y: Tensor,
-        node_ptr: Tensor,
-        *said: str,
-        published: tuple[Callable[[int], Split], str],
-        names: Sequence[str],
-        axes: Sequence[str],
-        **parts: Any,
-    ) -> Task:
-        """A task of features and positions of points; `published` draws the published split, and names it."""
+    def splits(self, y: Tensor, published: Callable[[int], Split], called: str) -> Splits:
+        """Random 10/10/80 for ``"paper"``; otherwise those of `published`, which the protocol calls `called`."""
         paper = self.protocol == "paper"
-        seed = self.seed if self.seed is not None else 0 if paper else LRI_SEED
-        make, called = published
         if paper:
-            make, called = lambda s: fraction_split(y, protocol="10/10/80", seed=s), "random 10/10/80"
-        return self.make_task(
-            torch.cat([x, pos], dim=1) if self.positions else x,
-            y[:, None].float(),
-            seeded(make, self.num_splits, seed, f"{self.protocol}: {called}"),
-            *said,
-            "ROC-AUC over all graphs of a part",
-            problem="multilabel",
-            node_ptr=node_ptr,
-            feature_names=(*names, *(axes if self.positions else ())),
-            **parts,
-        )
+            published, called = lambda s: fraction_split(y, protocol="10/10/80", seed=s), "random 10/10/80"
+        seed = self.seed if self.seed is not None else 0 if paper else LRI_SEED
+        return seeded(published, self.num_splits, seed, f"{self.protocol}: {called}")
 
     def nearest(self, points: Tensor, node_ptr: Tensor) -> Tensor:
         return knn_graph(points, self.knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
@@ -137,19 +116,22 @@ class SynMol(PointSetReader):
             parts = (new_number[p] for p in (others[:-LRI_VALID], others[-LRI_VALID:], content["test_index"]))
             return index_split(f"lri/seed={s}", *(part[part >= 0] for part in parts))
 
+        y = torch.from_numpy(content["y"].astype(np.int64))[kept]
         code = self.protocol == "public-code"
+        types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
         graphs = {"knn": f"{self.knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}
-        types = "atom type as a number" if code else "atom types one-hot"
-        return self.set_task(
-            x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float(),
-            pos,
-            torch.from_numpy(content["y"].astype(np.int64))[kept],
-            node_ptr,
-            *(types, *["positions in Å"] * self.positions, graphs[self.graph]),
-            published=(published, "LRI's split"),
-            names=["atom type"] if code else names,
-            axes=("x", "y", "z"),
+        return self.make_task(
+            torch.cat([types, *[pos] * self.positions], dim=1),
+            y[:, None].float(),
+            self.splits(y, published, "LRI's split"),
+            "atom type as a number" if code else "atom types one-hot",
+            *["positions in Å"] * self.positions,
+            graphs[self.graph],
+            METRIC,
+            problem="multilabel",
             edge_index=edge_index,
+            node_ptr=node_ptr,
+            feature_names=(*(["atom type"] if code else names), *["x", "y", "z"] * self.positions),
             notes=(f"{count - len(kept)} molecules without positions are left out.",) * (len(kept) < count),
         )
 
@@ -257,14 +239,17 @@ class ActsTrack(PointSetReader):
             return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
 
         near = self.graph == "knn"
-        return self.set_task(
-            *(x, pos, y, node_ptr),
+        return self.make_task(
+            torch.cat([x, *[pos] * self.positions], dim=1),
+            y[:, None].float(),
+            self.splits(y, published, "random 70/15/15 as in LRI"),
             "features of hits as published (processed files)",
             *["with positions"] * self.positions,
             f"{self.knn} nearest hits in direction (self counted)" if near else "no graph",
-            published=(published, "random 70/15/15 as in LRI"),
-            names=COLUMNS,
-            axes=POSITION,
+            METRIC,
+            problem="multilabel",
             edge_index=self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None,
+            node_ptr=node_ptr,
+            feature_names=(*COLUMNS, *POSITION * self.positions),
             notes=("Features are in the units of the detector and are not scaled.",),
         )
