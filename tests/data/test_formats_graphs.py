@@ -72,7 +72,7 @@ class TestProteins:
             ("raw/edge.csv.gz", b"0,1\n" * 29, "different numbers of lines"),
             ("raw/edge-feat.csv.gz", b"1,2,3\n" * 30, "expected 8 numbers, got 3"),
             ("raw/num-edge-list.csv.gz", b"31\n", "30 edges, but num-edge-list announces 31"),
-            ("raw/num-edge-list.csv.gz", b"29\n", "more than the 29 edges"),
+            ("raw/num-edge-list.csv.gz", b"29\n", "30 edges, but num-edge-list announces 29"),
         ],
     )
     def test_broken_tables(self, cache, tmp_path, member, text, complaint):

@@ -98,7 +98,7 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
     try:
         version = npy.read_magic(stream)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(stream)
+        shape, _, dtype = read(stream)
     except Exception as error:  # numpy hands the header to Python's parser, which has errors of its own
         problem = f"array {name!r} is not in the NPY format 1.0 or 2.0, or its header is damaged ({error})"
         raise UserError(problem) from error
@@ -107,16 +107,11 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
     left, entries = size - stream.tell(), math.prod(shape)
     if entries * dtype.itemsize != left:
         raise DataError(f"array {name!r} should hold {entries:,} entries of {dtype}, but {left:,} bytes follow")
-    content = np.empty(left, dtype=np.uint8)
-    filled = 0
-    while filled < left:
-        count = stream.readinto(content[filled : filled + (1 << 26)].data)  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError(f"array {name!r} ends after {filled} of {left} bytes")
-        filled += count
-    if not left:
-        return np.empty(shape, dtype=dtype)
-    return content.view(dtype).reshape(shape, order="F" if fortran else "C")
+    stream.seek(0)
+    try:
+        return npy.read_array(stream, allow_pickle=False)
+    except ValueError as error:  # an archive may announce more bytes than it holds
+        raise EOFError(f"array {name!r} ends too early ({error})") from error
 
 
 def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, bytes]:

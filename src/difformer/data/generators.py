@@ -6,12 +6,12 @@ that diffuses over the observed graph must be able to reproduce it; k Euler step
 **Random edges** are drawn as numbers: edge {i, j}, i < j, has the code i · N + j. Codes sort and compare as one array
 of int64, which keeps thirty million of them within seconds and a few hundred megabytes.
 
-Every generator is a pure function of its keyword options; equal options give equal tasks on every machine.
+Equal options give equal tasks on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.data.edges import undirected
 from difformer.data.knn import knn_graph
-from difformer.data.split import Split, per_class_split, random_split
+from difformer.data.split import Split, labels_per_class_split, random_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -76,13 +76,13 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
 
 
 def _distinct(count: int, draw: Callable[[int], Codes], rng: Generator) -> Codes:
-    """`count` different numbers, sorted; `draw` gives at least as many as it is asked for, some of them equal."""
+    """`count` different numbers, sorted; `draw` gives at least as many as requested, some of them equal."""
     found = np.empty(0, dtype=np.int64)
     for _ in range(200):
         if found.size == count:
             break
         found = np.unique(np.concatenate([found, draw(count - found.size)]))
-        if found.size > count:  # the surplus goes at random: cutting the end would spare high numbers
+        if found.size > count:  # the surplus is dropped at random: cutting the end would favour low numbers
             found = np.delete(found, rng.choice(found.size, found.size - count, replace=False))
     return found
 
@@ -143,16 +143,16 @@ def sbm(
     x_i = signal · m_{y_i} + ε_i with unit class means m and standard normal noise ε.
 
     Args:
-        num_nodes: Of the graph.
-        num_classes: As many blocks.
+        num_nodes: Number of nodes.
+        num_classes: Number of classes, one block each.
         average_degree: Expected neighbours per node, itself not counted.
         homophily: Expected share of edges within a class, 0 to 1.
         num_features: Columns of x.
         signal: Length of the class means; 0 leaves only the graph to learn from.
         self_loops: Add one to every node.
-        fractions: Of train, valid and test.
-        num_splits: Splits with seeds 0, 1, …
-        seed: Of everything else.
+        fractions: Shares of train, valid and test.
+        num_splits: Number of splits, with seeds 0, 1, …
+        seed: Seed of everything else.
     """
     _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
     if num_classes > num_nodes or not 0 <= homophily <= 1 or average_degree < 0:
@@ -165,15 +165,15 @@ def sbm(
     sizes[: num_nodes % num_classes] += 1
     pairs = block_edges(sizes, average_degree=average_degree, homophily=homophily, rng=rng)
     y = torch.from_numpy(np.repeat(np.arange(num_classes), sizes))
-    # Blocks lie one after the other so far; a random renaming keeps the order of nodes from telling the class.
+    # Blocks lie one after the other so far; a random renaming hides the class from the order of nodes.
     rename = rng.permutation(num_nodes)
     shuffled = torch.empty_like(y)
     shuffled[torch.from_numpy(rename)] = y
     said = f"stochastic block model, homophily {homophily:g}, average degree {average_degree:g}"
     edge_index = undirected(rename[pairs], num_nodes, self_loops=self_loops)
     x = _gaussian(shuffled, num_classes, num_features, signal, rng)
-    splits = tuple(random_split(shuffled, fractions=fractions, seed=s) for s in range(num_splits))
-    return _task("sbm", said, x, shuffled, splits, num_classes, edge_index)
+    splits = (random_split(shuffled, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("sbm", said, x, shuffled, num_classes, edge_index, splits)
 
 
 def random_graph(
@@ -192,7 +192,7 @@ def random_graph(
     """A graph of exactly `num_edges` distinct undirected edges, for measuring cost at any size.
 
     Args:
-        num_nodes: Of the graph.
+        num_nodes: Number of nodes.
         num_edges: Undirected, no loops; twice as many directed ones are listed.
         num_features: Columns of x; classes are Gaussian as in `sbm`, and independent of the graph.
         num_classes: Drawn uniformly, node by node.
@@ -200,9 +200,9 @@ def random_graph(
         skew: 0 draws both ends uniformly; s in (0, 1) draws the node of rank r with probability ∝ r^-s, which gives
             hubs as social networks have them.
         self_loops: Add one to every node.
-        fractions: Of train, valid and test.
-        num_splits: Splits with seeds 0, 1, …
-        seed: Of everything else.
+        fractions: Shares of train, valid and test.
+        num_splits: Number of splits, with seeds 0, 1, …
+        seed: Seed of everything else.
     """
     _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
     rng = np.random.default_rng(seed)
@@ -210,8 +210,8 @@ def random_graph(
     y = torch.from_numpy(rng.integers(num_classes, size=num_nodes))
     said = f"{num_nodes:,} nodes, {num_edges:,} undirected edges" + (f", skew {skew:g}" if skew else "")
     x = _gaussian(y, num_classes, num_features, signal, rng)
-    splits = tuple(random_split(y, fractions=fractions, seed=s) for s in range(num_splits))
-    return _task("random-graph", said, x, y, splits, num_classes, edge_index)
+    splits = (random_split(y, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("random-graph", said, x, y, num_classes, edge_index, splits)
 
 
 def two_moons(
@@ -224,7 +224,7 @@ def two_moons(
     num_splits: int = 1,
     seed: int = 0,
 ) -> Task:
-    """Two half circles that reach into each other, in the plane.
+    """Two interleaved half circles in the plane.
 
     (cos θ, sin θ) for class 0 and (1 - cos θ, ½ - sin θ) for class 1, θ uniform on [0, π], plus Gaussian noise.
 
@@ -232,10 +232,10 @@ def two_moons(
         num_nodes: Half of them in each moon.
         noise: Standard deviation.
         k: Join every point with its k nearest ones (both directions listed); None leaves the task without a graph.
-        per_class: So many training labels per class, a quarter of the others valid, the rest test, and no `fractions`.
-        fractions: Of train, valid and test.
-        num_splits: Splits with seeds 0, 1, …
-        seed: Of everything else.
+        per_class: Training labels per class, a quarter of the others valid, the rest test; replaces `fractions`.
+        fractions: Shares of train, valid and test.
+        num_splits: Number of splits, with seeds 0, 1, …
+        seed: Seed of everything else.
     """
     _check_sizes(num_nodes=num_nodes)
     rng = np.random.default_rng(seed)
@@ -251,10 +251,10 @@ def two_moons(
         if per_class is None:
             return random_split(target, fractions=fractions, seed=s, stratify=True)
         valid = (num_nodes - 2 * per_class) // 4
-        return per_class_split(target, per_class=per_class, num_valid=valid, num_test=None, seed=s)
+        return labels_per_class_split(target, per_class=per_class, num_valid=valid, seed=s)
 
     said = f"two moons, noise {noise:g}, " + ("no graph" if k is None else f"{k} nearest neighbours")
-    return _task("two-moons", said, features, target, tuple(map(split, range(num_splits))), 2, edge_index)
+    return _task("two-moons", said, features, target, 2, edge_index, map(split, range(num_splits)))
 
 
 def _gaussian(y: Tensor, num_classes: int, num_features: int, signal: float, rng: Generator) -> Tensor:
@@ -268,12 +268,12 @@ def _gaussian(y: Tensor, num_classes: int, num_features: int, signal: float, rng
 
 
 def _task(
-    name: str, protocol: str, x: Tensor, y: Tensor, splits: tuple[Split, ...], outputs: int, edges: Tensor | None
+    name: str, said: str, x: Tensor, y: Tensor, outputs: int, edges: Tensor | None, splits: Iterable[Split]
 ) -> Task:
-    """Classification where `y` are whole numbers, otherwise regression."""
+    """Regression if `y` holds floats, otherwise classification."""
     if y.is_floating_point():
-        return Task(name, "nodes", "regression", "mse", protocol, x, y, splits, outputs, edges)
-    return Task(name, "nodes", "multiclass", "accuracy", protocol, x, y, splits, outputs, edges)
+        return Task(name, "nodes", "regression", "mse", said, x, y, tuple(splits), outputs, edges)
+    return Task(name, "nodes", "multiclass", "accuracy", said, x, y, tuple(splits), outputs, edges)
 
 
 def _check_sizes(**sizes: int) -> None:
@@ -304,30 +304,29 @@ def heat(
         average_degree: Of ``"random"`` only.
         num_features: Columns of x⁰, standard normal, each diffused by itself.
         time: How long heat flows.
-        steps: So many Euler steps instead of the exact flow.
+        steps: Number of Euler steps instead of the exact flow.
         laplacian: I - D⁻¹A, I - D^{-1/2} A D^{-1/2}, or D - A.
         precision: Floats of x and y.
-        fractions: Of train, valid and test.
-        num_splits: Splits with seeds 0, 1, …
-        seed: Of everything else.
+        fractions: Shares of train, valid and test.
+        num_splits: Number of splits, with seeds 0, 1, …
+        seed: Seed of everything else.
     """
     if precision not in ("single", "double"):
         raise UserError(f"precision: expected 'single' or 'double', got {precision!r}")
     if not np.isfinite(time) or time < 0:
         raise UserError(f"time: expected a finite number ≥ 0, got {time}")
     rng = np.random.default_rng(seed)
+    node = np.arange(num_nodes)
     if graph == "ring":
         if num_nodes < 3:
             raise UserError(f"num_nodes: a ring needs at least 3, got {num_nodes}")
-        node = np.arange(num_nodes)
         pairs = np.stack([node, (node + 1) % num_nodes])
     elif graph == "grid":
         side = round(num_nodes**0.5)
         if side * side != num_nodes or side < 2:
-            raise UserError(
-                f"num_nodes: a grid needs a square number from 4 on, got {num_nodes}; try {max(side, 2) ** 2}"
-            )
-        place = np.arange(num_nodes).reshape(side, side)
+            near = max(side, 2) ** 2
+            raise UserError(f"num_nodes: a grid needs a square number from 4 on, got {num_nodes}; try {near}")
+        place = node.reshape(side, side)
         across, down = (place[:, :-1], place[:, 1:]), (place[:-1], place[1:])
         pairs = np.concatenate([np.stack([a.ravel(), b.ravel()]) for a, b in (across, down)], axis=1)
     elif graph == "random":
@@ -338,12 +337,12 @@ def heat(
     start = rng.standard_normal((num_nodes, num_features))
     dtype = torch.float64 if precision == "double" else torch.float32
     x = torch.from_numpy(start).to(dtype)
-    # The flow starts from what the task holds, so that in single precision too the answer belongs to the question.
+    # The flow starts from x as the task holds it, so that the answer is exact in single precision too.
     y = flow(edge_index, x.double(), time=time, steps=steps, laplacian=laplacian).to(dtype)
     how = "exact" if steps is None else f"{steps} Euler steps"
     said = f"heat on a {graph} for time {time:g}, {laplacian} Laplacian, {how}"
-    splits = tuple(random_split(num_nodes, fractions=fractions, seed=s) for s in range(num_splits))
-    return _task("heat", said, x, y, splits, num_features, edge_index)
+    splits = (random_split(num_nodes, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("heat", said, x, y, num_features, edge_index, splits)
 
 
 def flow(

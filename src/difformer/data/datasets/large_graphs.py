@@ -185,17 +185,16 @@ class Proteins(Reader):
 
     def read(self, found: Found) -> Arrays:
         num_nodes, num_edges = (int(_table(found, f"raw/num-{kind}-list.csv.gz")[0, 0]) for kind in ("node", "edge"))
-        edges, seen = np.empty((2, num_edges), dtype=np.int32), 0
+        edges: list[Array] = [np.empty((2, 0), dtype=np.int32)]
+        seen = 0
         total, degree = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes)
         listed, scored = (_place(found, f"raw/{name}.csv.gz") for name in ("edge", "edge-feat"))
-        with _member(found, "raw/edge.csv.gz") as pairs, _member(found, "raw/edge-feat.csv.gz") as scores:
+        with _unpacked(listed) as pairs, _unpacked(scored) as scores:
             left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
             right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=scored)
             for ends, values in _in_step(left, right):
-                if seen + len(ends) > num_edges:
-                    raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path=listed)
                 check_ends(ends, num_nodes, path=listed, line=seen + 1)
-                edges[:, seen : seen + len(ends)] = ends.T
+                edges.append(ends.T.astype(np.int32))
                 for end in ends.T:
                     degree += np.bincount(end, minlength=num_nodes)
                     for column in range(NUM_SCORES):
@@ -205,7 +204,7 @@ class Proteins(Reader):
             raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path=listed)
         parts = {"train_idx": "train", "val_idx": "valid", "test_idx": "test"}
         return {
-            "edge_index": edges,
+            "edge_index": np.concatenate(edges, axis=1),
             "x": (total / np.maximum(degree, 1)[:, None]).astype(np.float32),
             "y": _table(found, "raw/node-label.csv.gz").astype(np.int8),
             **{key: _table(found, f"split/species/{part}.csv.gz")[:, 0] for key, part in parts.items()},
@@ -225,29 +224,27 @@ def _in_step(left: Iterator[Array], right: Iterator[Array]) -> Iterator[tuple[Ar
 
 
 def _table(found: Found, name: str) -> Array:
-    with _member(found, name) as stream:
+    place = _place(found, name)
+    with _unpacked(place) as stream:
         text = stream.read(limit("MEMBER") + 1)
     check_size(len(text), name)
     columns = text.partition(b"\n")[0].count(b",") + 1
-    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=_place(found, name))
+    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=place)
     return np.concatenate([np.empty((0, columns), dtype=np.int64), *blocks])
 
 
-def _place(found: Found, name: str) -> Path:
-    """A table's path: in the folder, whose first file is raw/edge.csv.gz, or as if the archive were one."""
-    return (found.path.parent.parent if found.form == "folder" else found.path) / name
+def _place(found: Found, name: str) -> Path | zipfile.Path:
+    """Where a table is: in the folder, whose first file is raw/edge.csv.gz, or in the archive of that folder."""
+    if found.form == "folder":
+        return found.path.parent.parent / name
+    archive = zipfile.Path(found.path)
+    place = next(archive.iterdir(), archive) / name
+    if not place.is_file():
+        raise DataError(f"the archive holds no {name}", path=found.path)
+    return place
 
 
 @contextmanager
-def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
-    """A member of the archive, or a file of the folder, unpacked while it is read."""
-    if found.form == "folder":
-        with gzip.open(_place(found, name)) as stream:
-            yield stream  # type: ignore[misc]
-        return
-    with zipfile.ZipFile(found.path) as archive:
-        inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
-        if name not in inside:
-            raise DataError(f"the archive holds no {name}", path=found.path)
-        with archive.open(inside[name]) as packed, gzip.open(packed) as stream:
-            yield stream  # type: ignore[misc]
+def _unpacked(place: Path | zipfile.Path) -> Iterator[IO[bytes]]:
+    with place.open("rb") as packed, gzip.open(packed) as stream:
+        yield stream  # type: ignore[misc]
