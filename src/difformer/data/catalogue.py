@@ -68,6 +68,7 @@ class Entry:
     protocols: tuple[str, ...] = ()  # values of the option protocol, the default first; empty if there is no choice
     licence: str = "none stated"  # of the source
     aliases: tuple[str, ...] = ()  # other names
+    notes: tuple[str, ...] = ()  # what a reader of results should know, one sentence each
     learned: str | None = None  # file of the default features, if these are learned and not downloaded
     forms: tuple[Form, ...] = ()  # the sets of files it may be read from; none for what is built in
 
@@ -120,8 +121,3 @@ def installed() -> dict[str, Entry]:
     """Data sets that installed packages name in the entry-point group ``difformer.datasets``."""
     named = {plain_name(point.name): point.value for point in entry_points(group="difformer.datasets")}
     return {name: own_entry(name, place) for name, place in named.items() if name not in ENTRIES}
-
-
-def members(name: str, form: str) -> tuple[str, ...]:
-    """Last names of the files of a form."""
-    return tuple(file.name for each in ENTRIES[name].forms if each.name == form for file in each.files)

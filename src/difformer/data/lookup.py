@@ -45,9 +45,6 @@ class Found:
     def path(self) -> Path:
         return self.paths[0]
 
-    def __getitem__(self, file_name: str) -> Path:
-        return next(path for path in self.paths if path.name == file_name)
-
 
 def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """The folders that are searched, in order; absent ones are left out."""

@@ -317,7 +317,7 @@ def per_class_split(
     if rest.numel() < last:
         raise UserError(
             f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {rest.numel()} labelled "
-            f"instances are left after {per_class} a class went to training"
+            f"instances are left after {per_class} per class went to training"
         )
     called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
     return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])

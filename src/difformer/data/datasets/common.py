@@ -75,7 +75,9 @@ class Reader:
     def task(self, content: Any) -> Task:
         raise NotImplementedError
 
-    def make_task(self, x: Tensor, y: Tensor, splits: Splits, *said: str, problem: Any, **parts: Any) -> Task:
+    def make_task(
+        self, x: Tensor, y: Tensor, splits: Splits, *said: str, problem: Any, notes: tuple[str, ...] = (), **parts: Any
+    ) -> Task:
         """A task of these parts; the protocol is the description of the splits, followed by `said`."""
         entry = ENTRIES[self.name]
         outputs = max(int(y.max()) + 1, 2) if problem == "multiclass" else y.shape[1] if problem == "multilabel" else 1
@@ -89,6 +91,7 @@ class Reader:
             y=y,
             splits=splits[0],
             num_outputs=outputs,
+            notes=(*notes, *entry.notes),
             **{"class_names": entry.class_names, **parts},
         )
 

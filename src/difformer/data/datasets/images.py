@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.catalogue import ENTRIES, members
+from difformer.data.catalogue import ENTRIES
 from difformer.data.datasets.common import Array, Arrays, InstanceReader, processed
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
@@ -137,7 +137,8 @@ def read_images(found: Found, *, labels_only: bool = False) -> Arrays:
         paths = [path for path in found.paths if not labels_only or path.name.endswith("_y.bin")]
         return read_stl10({path.name: path.read_bytes() for path in paths})
     stl = found.name == "stl10"
-    names = members("stl10", "folder") if stl else [f"data_batch_{i}.bin" for i in range(1, 6)]
+    stl_names = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
+    names = stl_names if stl else [f"data_batch_{i}.bin" for i in range(1, 6)]
     read = read_stl10 if stl else read_cifar10
     return processed(found.name, lambda: read(_unpack(found, names)), sources=found.paths)
 

@@ -92,8 +92,8 @@ class Pokec(SeededReader, GraphReader):
 
 def read_snap(found: Found) -> Arrays:
     """SNAP's two tables. User u is node u - 1, whatever the order of the profiles."""
-    x, y = read_profiles(found["soc-pokec-profiles.txt.gz"])
-    path = found["soc-pokec-relationships.txt.gz"]
+    profiles, path = found.paths
+    x, y = read_profiles(profiles)
     with gzip.open(path, "rb") as stream:
         pairs = number_blocks(stream, columns=2, dtype=np.int64, path=path)  # type: ignore[arg-type]
         edges = np.concatenate([block.T.astype(np.int32) - 1 for block in pairs], axis=1)
@@ -180,7 +180,6 @@ class Proteins(Reader):
             "ROC-AUC",
             problem="multilabel",
             edge_index=undirected(content["edge_index"], len(y), self.self_loops),
-            notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
         )
 
     def read(self, found: Found) -> Arrays:

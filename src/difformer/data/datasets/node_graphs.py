@@ -55,12 +55,8 @@ class Heterophilous(GraphReader):
 
     def task(self, content: Any) -> Task:
         splits, bare = content["splits"], int((content["x"].sum(axis=1) == 0).sum())
-        notes = [f"{bare} nodes have no features; the published splits hold them nevertheless."] if bare else []
-        if self.name.endswith("-unfiltered"):
-            notes.append("Holds duplicated nodes, so that test labels leak into training; the filtered graph does not.")
-        if self.name == "actor":
-            notes.append("The paper's code runs Actor without its graph.")
-        return self.node_task(content, (splits, f"published: {len(splits)} splits"), notes=tuple(notes))
+        notes = (f"{bare} nodes have no features; the published splits hold them nevertheless.",) if bare else ()
+        return self.node_task(content, (splits, f"published: {len(splits)} splits"), notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +127,8 @@ class Facebook100(SeededReader, GraphReader):
         else:
             matlab = read_mat(found.path)
             profile, edges = matlab["local_info"], np.stack(matlab["A"].nonzero())
+        if profile.ndim != 2 or profile.shape[1] != 7 or not len(profile):
+            raise DataError(f"profiles must have 7 columns, got {profile.dtype} of shape {list(profile.shape)}")
         x = common.one_hot_columns(np.delete(profile, GENDER, axis=1))
         return node_graph({"x": x, "y": profile[:, GENDER].astype(np.int64) - 1, "edge_index": edges})
 

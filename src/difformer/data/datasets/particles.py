@@ -251,5 +251,4 @@ class ActsTrack(PointSetReader):
             edge_index=self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None,
             node_ptr=node_ptr,
             feature_names=(*COLUMNS, *POSITION * self.positions),
-            notes=("Features are in the units of the detector and are not scaled.",),
         )
