@@ -39,7 +39,11 @@ Splits = tuple[tuple[Split, ...], str]  # and their description in the protocol
 
 @dataclass(frozen=True)
 class Reader:
-    """A published data set."""
+    """A published data set.
+
+    Args:
+        protocol: How data are prepared and split; `difformer datasets NAME` lists the choices.
+    """
 
     name: str
     root: str | os.PathLike[str] | None = None

@@ -37,7 +37,6 @@ class Images(InstanceReader):
     """CIFAR-10, 15,000 images of it, or STL-10, 13,000.
 
     Args:
-        protocol: ``"paper"``.
         features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
         per_class: Training labels per class; 10, 50 and 100 in the paper.
         pca_dim: Columns of ``"pca"``.

@@ -35,7 +35,6 @@ class TwentyNews(InstanceReader):
     """Newsgroup posts.
 
     Args:
-        protocol: ``"paper"``.
         per_class: Training labels per class; 100, 200 and 400 in the paper.
         sparse: Features as sparse CSR; one entry in nine is not zero, so that dense is the default.
     """
@@ -123,7 +122,6 @@ class Table(InstanceReader):
     """One of scikit-learn's tables: few labels per class, half of the rest for validation, half for test.
 
     Args:
-        protocol: ``"random"``.
         standardize: Columns of mean zero and variance one over all instances; no label is used. `Task.scaled` brings
             new rows to the same scale.
     """

@@ -160,7 +160,6 @@ class Proteins(Reader):
     """The protein associations.
 
     Args:
-        protocol: ``"species"``, the published split.
         self_loops: Whether every node gets an edge to itself.
     """
 

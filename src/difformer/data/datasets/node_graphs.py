@@ -39,11 +39,7 @@ GENDER = 1  # column of the profile
 
 @dataclass(frozen=True, kw_only=True)
 class Heterophilous(GraphReader):
-    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published.
-
-    Args:
-        protocol: ``"published"``, the ten splits in the file.
-    """
+    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published."""
 
     protocol: str = "published"
 
@@ -145,11 +141,7 @@ def unknown_gender(y: Any, who: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DeezerEurope(SeededReader, GraphReader):
-    """Deezer's friends.
-
-    Args:
-        protocol: ``"50/25/25"``.
-    """
+    """Deezer's friends."""
 
     protocol: str = "50/25/25"
 
