@@ -216,6 +216,13 @@ class TestImages:
         assert (read == images[kept]).all()
         assert classes.tolist() == labels[kept].tolist()
 
+    def test_prepared_images_of_another_shape_are_refused(self, cache, tmp_path):
+        (tmp_path / "cifar10").mkdir()
+        for images in (np.zeros((20, 32, 32), np.uint8), np.zeros((20, 32, 32, 3), np.float32)):
+            np.savez(tmp_path / "cifar10" / "cifar10_15000.npz", images=images, labels=np.arange(20) % 10)
+            with pytest.raises(DataError, match=r"cifar10_15000\.npz: images must have shape \[N, 32, 32, 3\], uint8"):
+                load_images("cifar10", tmp_path)
+
     def test_an_archive_without_the_files(self, cache, tmp_path):
         write(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", tarred({"other": b"x"}))
         with pytest.raises(DataError, match=r"holds no data_batch_1\.bin"):
