@@ -12,7 +12,7 @@ from difformer.data import DataError
 from difformer.data.archives import number_blocks
 from difformer.data.datasets.common import csr_arrays, csr_of, one_hot_columns, row_normalised
 from difformer.data.edges import tidy_edges, undirected
-from difformer.data.sparse import feature_tensor
+from difformer.data.sparse_features import feature_tensor
 
 
 @given(

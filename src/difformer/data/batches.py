@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.sparse import segments, take_rows
+from difformer.data.sparse_features import segments, take_rows
 from difformer.data.task import Task
 from difformer.errors import UserError
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.data.edges import tidy_edges
 from difformer.data.errors import require
-from difformer.data.sparse import from_scipy, take_rows, to_scipy
+from difformer.data.sparse_features import from_scipy, take_rows, to_scipy
 from difformer.errors import UserError
 
 Metric = Literal["cosine", "euclidean"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.data.sparse import csr
+from difformer.data.sparse_features import csr
 from difformer.errors import UserError
 
 SHOWN = 6  # columns whose numbers a note gives

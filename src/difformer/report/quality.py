@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
-from difformer.data.sparse import to_scipy
+from difformer.data.sparse_features import to_scipy
 from difformer.report.gather import (
     DENSE_ENTRIES,
     WHAT,

@@ -26,7 +26,7 @@ from difformer.data.edges import undirected
 from difformer.data.errors import DAMAGE, DataError
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, cache_folder, locate, reading
-from difformer.data.sparse import checked_csr, feature_tensor
+from difformer.data.sparse_features import checked_csr, feature_tensor
 from difformer.data.split import Split, fraction_split, labels_per_class_split
 from difformer.data.task import Task
 from difformer.errors import UserError

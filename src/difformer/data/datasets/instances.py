@@ -23,7 +23,7 @@ from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.own.csv_files import lines_of
 from difformer.data.scaling import Scaling
-from difformer.data.sparse import feature_tensor
+from difformer.data.sparse_features import feature_tensor
 from difformer.data.split import labels_per_class_split
 from difformer.data.task import Task
 

@@ -39,7 +39,7 @@ from difformer.data.datasets.pickles import read_tensors
 from difformer.data.errors import DataError, require
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found
-from difformer.data.sparse import segments
+from difformer.data.sparse_features import segments
 from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
 

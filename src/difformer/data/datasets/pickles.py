@@ -30,7 +30,7 @@ from scipy import sparse
 
 from difformer.data.archives import check_size
 from difformer.data.errors import DAMAGE, DataError
-from difformer.data.sparse import checked_csr
+from difformer.data.sparse_features import checked_csr
 
 Array = np.ndarray[Any, Any]
 
