@@ -28,7 +28,7 @@ from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, cache_folder, locate, reading
 from difformer.data.sparse_features import checked_csr, feature_tensor
 from difformer.data.split import Split, fraction_split, labels_per_class_split
-from difformer.data.task import Task
+from difformer.data.task import Problem, Task
 from difformer.errors import UserError
 from difformer.files import atomic_write
 
@@ -79,9 +79,7 @@ class Reader:
     def task(self, content: Any) -> Task:
         raise NotImplementedError
 
-    def make_task(
-        self, x: Tensor, y: Tensor, splits: Splits, *said: str, problem: Any, notes: tuple[str, ...] = (), **parts: Any
-    ) -> Task:
+    def make_task(self, x: Tensor, y: Tensor, splits: Splits, *said: str, problem: Problem, **parts: Any) -> Task:
         """A task of these parts; the protocol is the description of the splits, followed by `said`."""
         entry = ENTRIES[self.name]
         outputs = max(int(y.max()) + 1, 2) if problem == "multiclass" else y.shape[1] if problem == "multilabel" else 1
@@ -95,7 +93,7 @@ class Reader:
             y=y,
             splits=splits[0],
             num_outputs=outputs,
-            notes=(*notes, *entry.notes),
+            notes=(*parts.pop("notes", ()), *entry.notes),
             **{"class_names": entry.class_names, **parts},
         )
 

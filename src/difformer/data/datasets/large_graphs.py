@@ -31,7 +31,7 @@ import torch
 
 from difformer.data.archives import check_size, limit, number_blocks, read_mat
 from difformer.data.datasets import common
-from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader, check_ends
+from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
@@ -97,7 +97,7 @@ def read_snap(found: Found) -> Arrays:
     with gzip.open(path, "rb") as stream:
         pairs = number_blocks(stream, columns=2, dtype=np.int64, path=path)  # type: ignore[arg-type]
         edges = np.concatenate([block.T.astype(np.int32) - 1 for block in pairs], axis=1)
-    check_ends(edges.T, len(x), path=path)
+    common.check_ends(edges.T, len(x), path=path)
     return {"x": x, "y": y, "edge_index": edges}
 
 
@@ -191,7 +191,7 @@ class Proteins(Reader):
             left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
             right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=scored)
             for ends, values in _in_step(left, right):
-                check_ends(ends, num_nodes, path=listed, line=seen + 1)
+                common.check_ends(ends, num_nodes, path=listed, line=seen + 1)
                 edges.append(ends.T.astype(np.int32))
                 for end in ends.T:
                     degree += np.bincount(end, minlength=num_nodes)

@@ -28,7 +28,7 @@ from scipy import sparse as sp
 
 from difformer.data.archives import read_mat, read_npz, read_zip
 from difformer.data.datasets import common
-from difformer.data.datasets.common import Arrays, GraphReader, SeededReader, csr_of, node_graph
+from difformer.data.datasets.common import Arrays, GraphReader, SeededReader
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
@@ -47,7 +47,7 @@ class Heterophilous(GraphReader):
         file = read_npz(found.path)
         graph = {"x": file["node_features"], "y": file["node_labels"], "edge_index": file["edges"].T}
         splits = masks_split(file["train_masks"], file["val_masks"], file["test_masks"])
-        return node_graph({**graph, "splits": splits})
+        return common.node_graph({**graph, "splits": splits})
 
     def task(self, content: Any) -> Task:
         splits, bare = content["splits"], int((content["x"].sum(axis=1) == 0).sum())
@@ -81,9 +81,9 @@ class GnnBenchmark(SeededReader, GraphReader):
     def content(self, found: Found) -> Any:
         file = read_npz(found.path)
         if found.form != "arrays":
-            edges = np.stack(csr_of(file, "adj").nonzero())
-            file = {"x": csr_of(file, "attr"), "y": file["labels"], "edge_index": edges}
-        return node_graph(file)
+            edges = np.stack(common.csr_of(file, "adj").nonzero())
+            file = {"x": common.csr_of(file, "attr"), "y": file["labels"], "edge_index": edges}
+        return common.node_graph(file)
 
     def task(self, content: Any) -> Task:
         words, y = content["x"], content["y"]
@@ -126,7 +126,7 @@ class Facebook100(SeededReader, GraphReader):
         if profile.ndim != 2 or profile.shape[1] != 7 or not len(profile):
             raise DataError(f"profiles must have 7 columns, got {profile.dtype} of shape {list(profile.shape)}")
         x = common.one_hot_columns(np.delete(profile, GENDER, axis=1))
-        return node_graph({"x": x, "y": profile[:, GENDER].astype(np.int64) - 1, "edge_index": edges})
+        return common.node_graph({"x": x, "y": profile[:, GENDER].astype(np.int64) - 1, "edge_index": edges})
 
     def task(self, content: Any) -> Task:
         splits = self.shares(content["y"], self.protocol, f"{self.protocol} of the nodes with known gender")
