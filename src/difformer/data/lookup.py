@@ -77,17 +77,11 @@ def find_file(path: str, root: str | os.PathLike[str] | None = None) -> Path | N
 
 @dataclass(frozen=True)
 class Listing:
-    """An entry, and where its files are.
-
-    Args:
-        entry: The facts about the data set.
-        place: Folder of its files; "built in" or "your own" if it needs none; None if they would be downloaded.
-        lacks: A file that `load` needs by default and cannot download: learned features of images.
-    """
+    """An entry, and where its files are."""
 
     entry: Entry
-    place: str | None
-    lacks: str | None = None
+    place: str | None  # folder; "built in" or "your own" if no files are needed; None if they would be downloaded
+    lacks: str | None = None  # a file that `load` needs by default and cannot download: learned features of images
 
     @property
     def on_disk(self) -> bool:
@@ -95,11 +89,7 @@ class Listing:
 
 
 def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:
-    """Every data set, and where its files are; what `difformer datasets` shows. Reads and downloads nothing.
-
-    Args:
-        root: Folder to search first, as in `load`.
-    """
+    """Every data set, and where its files are; `root` is searched first, as in `load`. Downloads nothing."""
     return tuple(listing(one, root) for one in (*ENTRIES.values(), *installed().values()))
 
 
@@ -211,11 +201,7 @@ class _BadDownloadError(Exception):
 
 
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
-    """Downloads one file to `target`, whose folder is made if it is absent.
-
-    Raises:
-        DownloadError: After the last attempt, with nothing under the target's name.
-    """
+    """Downloads one file to `target`, or raises a DownloadError after the last attempt and writes nothing."""
     for attempt in range(1, ATTEMPTS + 1):
         again = False
         try:
@@ -235,13 +221,7 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
 
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
-    """Compares a kept file with its published checksum, or with the recorded one if none was published.
-
-    Files with neither pass.
-
-    Raises:
-        DataError: If the file has changed since it was downloaded.
-    """
+    """Raises a DataError if a kept file differs from its published checksum, or else from the recorded one."""
     record, problem = _record(path), ""
     if checksum is not None:
         problem = "" if has_checksum(path, checksum) else "the file is not the published one: its checksum differs"

@@ -110,11 +110,9 @@ class Images(InstanceReader):
 
 
 def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
-    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64, in the order of the task: what SimCLR is trained on.
+    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64 of ``"cifar10"`` or ``"stl10"``, in the order of the task.
 
-    Args:
-        name: ``"cifar10"`` or ``"stl10"``.
-        root: Folder to search first.
+    This is what SimCLR is trained on. `root` is the folder to search first.
     """
     if name not in ("cifar10", "stl10"):
         raise UserError(f"name must be one of 'cifar10', 'stl10'; got {name!r}")
