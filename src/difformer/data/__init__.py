@@ -4,7 +4,7 @@
     task = difformer.data.from_files(features="people.csv", labels="groups.csv", edges="friends.csv")
 
 Names are imported when they are first used: the list of data sets, which the command line prints, must not wait for
-torch. Generators have no names here: ``load("sbm", …)``, or `difformer.data.generators`.
+torch. Generated tasks come by name, too: ``load("sbm", num_nodes=500)``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the readers of published data sets share.
+"""What the readers of published data sets, and the generators, share.
 
 A reader is a dataclass. Its fields are the options of `load`, explained in its docstring and in those of its bases;
 `ENTRIES` lists its protocols. `content` reads the files, `task` turns what they hold into a task.
@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,17 +47,16 @@ class Reader:
 
     name: str
     root: str | os.PathLike[str] | None = None
-    _: KW_ONLY
-    protocol: str = "paper"
 
     choices: ClassVar[tuple[tuple[str, tuple[str | None, ...]], ...]] = ()  # options with a fixed set of values
 
     def load(self) -> Task:
         """Finds or downloads the files and makes the task."""
-        for option, allowed in (("protocol", ENTRIES[self.name].protocols), *self.choices):
+        protocols, forms = ENTRIES[self.name].protocols, ENTRIES[self.name].forms
+        for option, allowed in (*[("protocol", protocols)] * bool(protocols), *self.choices):
             if (value := getattr(self, option)) not in allowed:
                 raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
-        if not ENTRIES[self.name].forms:
+        if not forms:
             return self.task(None)
         found = self.locate()
         with reading(found):
@@ -92,9 +91,8 @@ class Reader:
             x=x,
             y=y,
             splits=splits[0],
-            num_outputs=outputs,
             notes=(*parts.pop("notes", ()), *entry.notes),
-            **{"class_names": entry.class_names, **parts},
+            **{"class_names": entry.class_names, "num_outputs": outputs, **parts},
         )
 
 

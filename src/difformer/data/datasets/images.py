@@ -42,6 +42,7 @@ class Images(InstanceReader):
         pca_dim: Columns of ``"pca"``.
     """
 
+    protocol: str = "paper"
     features: str = "simclr"
     pca_dim: int = 64
     choices = (("features", ("simclr", "pca", "pixels")),)

@@ -39,6 +39,7 @@ class TwentyNews(InstanceReader):
         sparse: Features as sparse CSR; one entry in nine is not zero, so that dense is the default.
     """
 
+    protocol: str = "paper"
     sparse: bool = False
 
     def content(self, found: Found) -> Any:

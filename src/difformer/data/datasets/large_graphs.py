@@ -56,6 +56,7 @@ class Pokec(SeededReader, GraphReader):
         source: ``"linkx"``, ``"snap"``, or ``"auto"`` for whichever is on disk; if neither is, ``"linkx"`` is fetched.
     """
 
+    protocol: str = "paper"
     num_splits: int = 1
     sparse: bool | None = False
     source: str = "auto"

@@ -60,6 +60,7 @@ class PointSetReader(Reader):
         positions: Whether positions are features too.
     """
 
+    protocol: str = "paper"
     num_splits: int = 3
     seed: int | None = None
     graph: str | None = "knn"

@@ -50,6 +50,7 @@ class SeriesReader(Reader):
         lags: Weeks or days of the past that a snapshot holds.
     """
 
+    protocol: str = "paper"
     lags: int = 4
 
     def content(self, found: Found) -> Series:
