@@ -136,12 +136,8 @@ class Table(InstanceReader):
         from sklearn import datasets
 
         bunch = getattr(datasets, f"load_{self.name.replace('-', '_')}")()
-        x, y = np.asarray(bunch.data, dtype=np.float64), torch.from_numpy(np.asarray(bunch.target, dtype=np.int64))
-        scaling = None
-        if self.standardize:
-            mean, spread = x.mean(axis=0), x.std(axis=0)
-            scale = np.where(spread > 0, spread, 1.0)
-            x, scaling = (x - mean) / scale, Scaling(torch.from_numpy(mean), torch.from_numpy(scale), len(x))
+        x, y = torch.tensor(bunch.data, dtype=torch.double), torch.tensor(bunch.target, dtype=torch.long)
+        scaling = Scaling.of(x) if self.standardize else None
         per_class = self.per_class
         valid = max((len(y) - per_class * (int(y.max()) + 1)) // 2, 0)
         splits = self.draw(
@@ -149,7 +145,7 @@ class Table(InstanceReader):
             f"random: {per_class} labels per class, half of the rest for validation",
         )
         return self.instance_task(
-            torch.from_numpy(x.astype(np.float32)),
+            (x if scaling is None else scaling(x)).float(),
             y,
             splits,
             "columns standardised over all instances" if self.standardize else "features as they are",
