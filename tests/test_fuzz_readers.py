@@ -168,7 +168,7 @@ def read_pickles(folder: Path) -> None:
     for file in sorted(folder.iterdir()):
         with file.open("rb") as stream:
             try:
-                plain(read_tensors(stream) if file.suffix == ".pt" else read_pickle(stream))
+                plain(read_tensors(stream.read()) if file.suffix == ".pt" else read_pickle(stream.read()))
             except (UserError, OSError):
                 continue
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.simclr.resnet import ResNet18
-from difformer.data.datasets.images import check_images
+from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 Precision = Literal["auto", "bfloat16", "float32"]
@@ -51,6 +51,22 @@ def encode(
             part = part.contiguous(memory_format=torch.channels_last)
             features[start : start + batch_size] = encoder(part).float().cpu().numpy()
     return features
+
+
+def check_images(images: Array) -> None:
+    """Refuses what is not ``[N, H, W, 3]`` uint8, and says how to get there."""
+    if not isinstance(images, np.ndarray):
+        raise UserError(f"images must be a numpy array of shape [N, H, W, 3], got {type(images).__name__}")
+    if images.ndim != 4 or images.shape[3] != 3:
+        hint = "; channels come last: transpose with images.transpose(0, 2, 3, 1)" if images.shape[1:2] == (3,) else ""
+        raise UserError(f"images must have shape [N, H, W, 3], got {images.shape}{hint}")
+    if images.dtype != np.uint8:
+        raise UserError(
+            f"images must be uint8 with values 0 to 255, got {images.dtype}; "
+            f"floats in [0, 1] become so by (255 * images).round().astype('uint8')"
+        )
+    if len(images) == 0:
+        raise UserError("images is empty: there is nothing to make features from")
 
 
 def normalise(images: Tensor) -> Tensor:

@@ -26,10 +26,17 @@ from benchmarks.simclr.augment import ViewConfig, random_views
 from benchmarks.simclr.checkpoint import Checkpoint, fingerprint
 from benchmarks.simclr.config import SimCLRConfig, learning_rate_at
 from benchmarks.simclr.contrast import Contrast, nt_xent
-from benchmarks.simclr.encoding import Precision, autocast, autocast_type, normalise, resolve_device, to_device
+from benchmarks.simclr.encoding import (
+    Precision,
+    autocast,
+    autocast_type,
+    check_images,
+    normalise,
+    resolve_device,
+    to_device,
+)
 from benchmarks.simclr.progress import EpochBar
 from benchmarks.simclr.resnet import ResNet18
-from difformer.data.datasets.images import check_images
 
 Array = np.ndarray[Any, Any]
 

@@ -11,14 +11,14 @@ from difformer.data.batches import (
     induced_subgraph,
     partition_nodes,
 )
-from difformer.data.generators import random_graph, sbm, two_moons
+from difformer.data.registry import load
 from difformer.data.split import random_split, time_split
 from difformer.data.task import Task
 
 
 def labelled_graph(num_nodes=60, num_edges=200, **changes) -> Task:
     """Features, targets and weights that say which node or edge they belong to."""
-    task = random_graph(num_nodes=num_nodes, num_edges=num_edges, seed=1)
+    task = load("random-graph", num_nodes=num_nodes, num_edges=num_edges, seed=1)
     source, target = task.edge_index
     node = torch.arange(num_nodes)
     return Task(
@@ -111,7 +111,7 @@ def test_positions_of_training_nodes_in_a_batch():
 
 
 def test_without_a_graph_and_on_another_device():
-    batch = next(NodePartitions(two_moons(), batch_size=100).epoch(0))
+    batch = next(NodePartitions(load("two-moons"), batch_size=100).epoch(0))
     assert batch.edge_index is None
     moved = next(NodePartitions(labelled_graph(), batch_size=20).epoch(0)).to("meta")
     assert {t.device.type for t in (moved.x, moved.y, moved.nodes, moved.edge_index, moved.edge_weight)} == {"meta"}
@@ -195,9 +195,9 @@ def test_one_graph_for_all_snapshots():
     ("make", "complaint"),
     [
         (lambda: NodePartitions(many_graphs(), batch_size=2), "need a 'nodes' task, this one is 'graphs'"),
-        (lambda: NodePartitions(sbm(), batch_size=0), "batch_size"),
-        (lambda: GraphBatches(sbm(), batch_size=2), "need a 'graphs' task"),
-        (lambda: SnapshotBatches(sbm()), "need a 'series' task"),
+        (lambda: NodePartitions(load("sbm"), batch_size=0), "batch_size"),
+        (lambda: GraphBatches(load("sbm"), batch_size=2), "need a 'graphs' task"),
+        (lambda: SnapshotBatches(load("sbm")), "need a 'series' task"),
     ],
 )
 def test_tasks_of_another_kind_are_refused(make, complaint):

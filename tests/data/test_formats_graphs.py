@@ -48,7 +48,7 @@ class TestProteins:
 
     @pytest.mark.parametrize("form", ["zip", "folder"])
     def test_tables(self, cache, tmp_path, form, monkeypatch):
-        monkeypatch.setattr("difformer.data.textnumbers.BLOCK_BYTES", 64)  # so that blocks end inside the small files
+        monkeypatch.setattr("difformer.data.archives.BLOCK_BYTES", 64)  # so that blocks end inside the small files
         content, edges, scores, labels, order = self.members()
         assert set(content) == {file.path.partition("/")[2] for file in FORMS["ogbn-proteins"][0].files}
         self.put(tmp_path, content, form)
@@ -72,7 +72,7 @@ class TestProteins:
             ("raw/edge.csv.gz", b"0,1\n" * 29, "different numbers of lines"),
             ("raw/edge-feat.csv.gz", b"1,2,3\n" * 30, "expected 8 numbers, got 3"),
             ("raw/num-edge-list.csv.gz", b"31\n", "30 edges, but num-edge-list announces 31"),
-            ("raw/num-edge-list.csv.gz", b"29\n", "more than the 29 edges"),
+            ("raw/num-edge-list.csv.gz", b"29\n", "30 edges, but num-edge-list announces 29"),
         ],
     )
     def test_broken_tables(self, cache, tmp_path, member, text, complaint):

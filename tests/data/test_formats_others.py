@@ -48,6 +48,14 @@ class TestOtherPublishedFiles:
         assert (task.x @ task.x.T == torch.tensor(same)).all()
         assert task.num_edges == 2 * links.nnz + 30
 
+    @pytest.mark.parametrize("shape", [(30,), (30, 1), (0, 7)])
+    def test_facebook_profiles_that_are_no_table_are_refused(self, cache, tmp_path, shape):
+        (tmp_path / "facebook100").mkdir()
+        edges = np.zeros((2, 0), np.int64)
+        np.savez(tmp_path / "facebook100" / "Reed98.npz", metadata=np.zeros(shape, np.int64), edge_index=edges)
+        with pytest.raises(DataError, match=r"Reed98\.npz: profiles must have 7 columns, got int64 of shape"):
+            load("reed98", tmp_path)
+
     def test_gnn_benchmark(self, cache, tmp_path):
         rng = np.random.default_rng(0)
         n = 150

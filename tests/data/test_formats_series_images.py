@@ -8,7 +8,7 @@ import torch
 from published_files import tarred, write
 
 from difformer.data import DataError, DownloadError, load, load_images
-from difformer.data.catalogue import members as members_of
+from difformer.data.catalogue import FORMS
 from difformer.data.datasets.temporal import period_scale
 
 
@@ -120,7 +120,7 @@ class TestImages:
     @pytest.mark.parametrize("form", ["tar", "folder"])
     def test_binary_files_of_stl10(self, cache, tmp_path, form):
         members, images, labels = self.stl10()
-        assert set(members) == set(members_of("stl10", "folder"))
+        assert set(members) == {file.name for form in FORMS["stl10"] if form.name == "folder" for file in form.files}
         if form == "tar":
             extra = {"stl10_binary/class_names.txt": b"airplane\n", "stl10_binary/unlabeled_X.bin": b"\0" * 1000}
             inside = {f"stl10_binary/{name}": data for name, data in members.items()} | extra
@@ -215,6 +215,13 @@ class TestImages:
         kept = sorted(int(i) for c in range(10) for i in np.flatnonzero(labels == c)[:3])
         assert (read == images[kept]).all()
         assert classes.tolist() == labels[kept].tolist()
+
+    def test_prepared_images_of_another_shape_are_refused(self, cache, tmp_path):
+        (tmp_path / "cifar10").mkdir()
+        for images in (np.zeros((20, 32, 32), np.uint8), np.zeros((20, 32, 32, 3), np.float32)):
+            np.savez(tmp_path / "cifar10" / "cifar10_15000.npz", images=images, labels=np.arange(20) % 10)
+            with pytest.raises(DataError, match=r"cifar10_15000\.npz: images must have shape \[N, 32, 32, 3\], uint8"):
+                load_images("cifar10", tmp_path)
 
     def test_an_archive_without_the_files(self, cache, tmp_path):
         write(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", tarred({"other": b"x"}))

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difformer.data.generators import block_edges, distinct_edges, flow, heat, random_graph, sbm, two_moons
+from difformer.data import load
+from difformer.data.generators import block_edges, distinct_edges, flow
 
+sbm, two_moons, heat, random_graph = (partial(load, name) for name in ("sbm", "two-moons", "heat", "random-graph"))
 every_generator = pytest.mark.parametrize("generate", [sbm, two_moons, heat, random_graph])
 
 
@@ -154,11 +157,12 @@ def test_euler_steps_come_close_to_the_flow_as_they_grow_many():
     ("options", "complaint"),
     [
         ({"num_nodes": 10}, "square number"),
+        ({"num_nodes": -1}, "num_nodes: expected at least 1, got -1"),
         ({"num_nodes": 2, "graph": "ring"}, "at least 3"),
         ({"graph": "star"}, "got 'star'"),
         ({"laplacian": "magnetic"}, "got 'magnetic'"),
         ({"steps": 0}, "at least 1"),
-        ({"precision": "half"}, "precision: expected 'single' or 'double', got 'half'"),
+        ({"precision": "half"}, "precision must be one of 'single', 'double'; got 'half'"),
         ({"time": float("nan")}, "time: expected a finite number"),
         ({"time": -1.0}, "time: expected a finite number ≥ 0, got -1"),
     ],
@@ -172,9 +176,9 @@ def test_heat_refuses_what_it_cannot_make(options, complaint):
 def test_pokec_size_in_a_minute_and_six_gigabytes():
     script = (
         "import resource, time\n"
-        "from difformer.data.generators import random_graph\n"
+        "from difformer.data import load\n"
         "start = time.process_time()\n"
-        "task = random_graph(num_nodes=1_632_803, num_edges=30_622_564, num_features=65)\n"
+        "task = load('random-graph', num_nodes=1_632_803, num_edges=30_622_564, num_features=65)\n"
         "assert task.num_edges == 2 * 30_622_564\n"
         "print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from difformer.data import DataError, DownloadError, load
-from difformer.data import download as download_module
+from difformer.data import lookup as lookup_module
 from difformer.data.catalogue import FORMS, JSON, ZIP, Form, RemoteFile
-from difformer.data.download import ATTEMPTS
-from difformer.data.lookup import cache_folder, find, find_file, folders, locate, reading
+from difformer.data.lookup import ATTEMPTS, cache_folder, find, find_file, folders, locate, reading
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -197,7 +196,7 @@ def test_an_interrupted_download_leaves_nothing(cache, server, monkeypatch):
 
         yield advance
 
-    monkeypatch.setattr(download_module, "_progress", impatient)
+    monkeypatch.setattr(lookup_module, "_progress", impatient)
     server.answers = [(200, CONTENT, len(CONTENT))]
     offer(monkeypatch, server.address)
     with pytest.raises(KeyboardInterrupt):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from difformer.data import DataError
+from difformer.data.archives import number_blocks
 from difformer.data.datasets.common import csr_arrays, csr_of, one_hot_columns, row_normalised
 from difformer.data.edges import tidy_edges, undirected
-from difformer.data.sparse import feature_tensor
-from difformer.data.textnumbers import number_blocks
+from difformer.data.sparse_features import feature_tensor
 
 
 @given(
@@ -106,7 +106,7 @@ def test_one_hot_columns():
 def test_numbers_come_out_whatever_the_blocks(rows, separator, ending, last, block):
     text = ending.join(f"{a}{separator}{b}" for a, b in rows) + (ending if last else "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("difformer.data.textnumbers.BLOCK_BYTES", block)
+        patch.setattr("difformer.data.archives.BLOCK_BYTES", block)
         blocks = list(number_blocks(io.BytesIO(b"# a comment\n" + text.encode()), columns=2, dtype=np.int64))
     assert np.concatenate(blocks).tolist() == [list(row) for row in rows]
 

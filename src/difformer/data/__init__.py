@@ -4,7 +4,7 @@
     task = difformer.data.from_files(features="people.csv", labels="groups.csv", edges="friends.csv")
 
 Names are imported when they are first used: the list of data sets, which the command line prints, must not wait for
-torch. Generators have no names here: ``load("sbm", …)``, or `difformer.data.generators`.
+torch. Generated tasks come by name, too: ``load("sbm", num_nodes=500)``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from difformer.data.catalogue import Entry as Entry
     from difformer.data.datasets.images import load_images as load_images
     from difformer.data.datasets.temporal import period_scale as period_scale
-    from difformer.data.download import DownloadError as DownloadError
     from difformer.data.errors import DataError as DataError
     from difformer.data.knn import knn_edges as knn_edges
     from difformer.data.knn import knn_graph as knn_graph
+    from difformer.data.lookup import DownloadError as DownloadError
     from difformer.data.lookup import Listing as Listing
     from difformer.data.lookup import cache_folder as cache_folder
     from difformer.data.lookup import list_datasets as list_datasets
@@ -65,10 +65,9 @@ __all__, __getattr__, __dir__ = lazy_names(
         "catalogue": "ENTRIES Entry",
         "datasets.images": "load_images",
         "datasets.temporal": "period_scale",
-        "download": "DownloadError",
         "errors": "DataError",
         "knn": "knn_edges knn_graph",
-        "lookup": "Listing cache_folder list_datasets",
+        "lookup": "DownloadError Listing cache_folder list_datasets",
         "own": "Preprocessing from_arrays from_files from_frame from_pyg read_features",
         "own.graphs": "edge_ends",
         "own.table": "is_missing",

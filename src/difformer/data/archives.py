@@ -1,4 +1,4 @@
-"""Arrays and members of archives, read within limits: a small file cannot ask for all the memory of the machine.
+"""Arrays, archives and tables of numbers, read within limits: a small file cannot claim all the memory of the machine.
 
 Every size that a file announces is compared with what the file holds before memory is allocated, and what it holds is
 compared with a limit. An environment variable raises a limit:
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,9 @@ from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-PACKED, RATIO = 1 << 30, 200  # bytes that may be unpacked to more than this many times the size of their archive
+PACKED, RATIO = 1 << 30, 200  # what unpacks to more than RATIO times the size of its archive has at most PACKED bytes
+BLOCK_BYTES = 16 << 20  # of a table of numbers read at a time
+_TO_BLANK = bytes.maketrans(b",\t;\r\n", b"     ")
 LIMITS = {"MEMBER": 16 << 30, "LINE": 64 << 20, "COLUMNS": 1 << 20}
 
 
@@ -39,7 +42,7 @@ def limit(kind: str) -> int:
 
 
 def check_size(size: int, name: str, kind: str = "MEMBER", packed: int | None = None) -> None:
-    """Refuse what is larger than the limit, and say how the limit is raised; `packed` is the size of its archive."""
+    """Refuses what is larger than the limit, and says how to raise it; `packed` is the size of its archive."""
     most = limit(kind)
     if packed is not None and size > RATIO * packed and most == LIMITS[kind]:
         most = min(most, PACKED)
@@ -52,7 +55,7 @@ def check_size(size: int, name: str, kind: str = "MEMBER", packed: int | None = 
 
 
 class Contents(dict[str, Any]):
-    """The arrays of a file by name; one that is not there is an error of the file."""
+    """The arrays of a file by name; a missing one is reported as an error of the file."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise UserError(f"there is no array {name!r}, only {', '.join(self) or 'an empty file'}")
@@ -70,18 +73,17 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
         for info in archive.infolist():
             key = info.filename.removesuffix(".npy")
             if names is None or key in names:
-                one = _checked(info, f"array {key!r}")
+                _check_member(info, f"array {key!r}")
                 check_size(size := size + info.file_size, f"the archive up to {key!r}", packed=archive.start_dir)
-                with archive.open(one) as stream:
+                with archive.open(info) as stream:
                     arrays[key] = _array(stream, info.file_size, key)
     return arrays
 
 
-def _checked(info: zipfile.ZipInfo, name: str, path: object = None) -> zipfile.ZipInfo:
+def _check_member(info: zipfile.ZipInfo, name: str, path: object = None) -> None:
     check_size(info.file_size, name)
     if info.flag_bits & 1:
         raise DataError(f"{name} is encrypted, which is not supported", path=path)
-    return info
 
 
 def read_npy(path: str | os.PathLike[str]) -> Array:
@@ -96,27 +98,20 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
     try:
         version = npy.read_magic(stream)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(stream)
+        shape, _, dtype = read(stream)
     except Exception as error:  # numpy hands the header to Python's parser, which has errors of its own
         problem = f"array {name!r} is not in the NPY format 1.0 or 2.0, or its header is damaged ({error})"
         raise UserError(problem) from error
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         raise DataError(f"array {name!r} holds Python objects or fields, which are not read; store numbers or texts")
-    left = size - stream.tell()
-    if math.prod(shape) * dtype.itemsize != left:
-        raise DataError(
-            f"array {name!r} should hold {math.prod(shape):,} entries of {dtype}, but {left:,} bytes follow"
-        )
-    content = np.empty(left, dtype=np.uint8)
-    filled = 0
-    while filled < left:
-        count = stream.readinto(content[filled : filled + (1 << 26)].data)  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError(f"array {name!r} ends after {filled} of {left} bytes")
-        filled += count
-    if not left:
-        return np.empty(shape, dtype=dtype)
-    return content.view(dtype).reshape(shape, order="F" if fortran else "C")
+    left, entries = size - stream.tell(), math.prod(shape)
+    if entries * dtype.itemsize != left:
+        raise DataError(f"array {name!r} should hold {entries:,} entries of {dtype}, but {left:,} bytes follow")
+    stream.seek(0)
+    try:
+        return npy.read_array(stream, allow_pickle=False)
+    except ValueError as error:  # an archive may announce more bytes than it holds
+        raise EOFError(f"array {name!r} ends too early ({error})") from error
 
 
 def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, bytes]:
@@ -127,8 +122,9 @@ def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, by
         for name in names:
             if name not in inside:
                 raise DataError(f"the archive holds no {name}", path=path)
+            _check_member(inside[name], name, path)
             check_size(inside[name].file_size, name, packed=archive.start_dir)
-            members[name] = archive.read(_checked(inside[name], name, path))
+            members[name] = archive.read(inside[name])
     return members
 
 
@@ -151,3 +147,53 @@ def read_mat(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         return Contents(loadmat(os.fspath(path)))
     except Exception as error:  # scipy's reader has no error of its own for damaged files
         raise DataError(f"is not a MATLAB file that can be read ({type(error).__name__}: {error})") from error
+
+
+def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object = None) -> Iterator[Array]:
+    """Consecutive blocks ``[rows, columns]`` of a table of numbers separated by commas, tabs or blanks.
+
+    Tens of millions of lines take seconds and little memory. Lines that begin with ``#`` may come first. Anything that
+    is not a number, and a line with another number of columns, is an error that names its line.
+    """
+    line, rest = 0, b""
+    while True:
+        block = stream.read(BLOCK_BYTES)
+        text = rest + block
+        cut = text.rfind(b"\n") + 1 if block else len(text)
+        text, rest = text[:cut], text[cut:]
+        check_size(len(rest), "a line", "LINE")
+        while text.startswith(b"#"):
+            line += 1
+            text = text.partition(b"\n")[2]
+        if text.strip():
+            rows = text.count(b"\n") + (not text.endswith(b"\n"))
+            plain = text.translate(_TO_BLANK)
+            good = plain.isascii() and not any(gap in text for gap in (b",,", b",\n", b"\n,", b",\r"))
+            try:
+                # One pass of C over the block. Older numpy only warns of what is no number, and returns fewer values.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    values = np.fromstring(plain, dtype=dtype, sep=" ")
+            except ValueError:
+                good = False
+            if not good or values.size != rows * columns:
+                _refuse(text, columns, dtype, path, line)
+            yield values.reshape(rows, columns)
+            line += rows
+        if not block:
+            return
+
+
+def _refuse(text: bytes, columns: int, dtype: Any, path: object, line: int) -> NoReturn:
+    """Raises the error of the first bad line."""
+    for number, row in enumerate(text.splitlines(), start=line + 1):
+        fields = row.split(b",") if b"," in row else row.translate(_TO_BLANK).split()
+        for column, field in enumerate(fields, start=1):
+            try:
+                np.dtype(dtype).type(field.decode().strip())
+            except (ValueError, OverflowError):
+                problem = f"expected a number, got {field.decode(errors='replace')!r}"
+                raise DataError(problem, path=path, line=number, column=column) from None
+        if len(fields) != columns:
+            raise DataError(f"expected {columns} numbers, got {len(fields)}", path=path, line=number)
+    raise DataError(f"expected lines of {columns} numbers from line {line + 1} on", path=path)

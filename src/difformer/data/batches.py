@@ -1,9 +1,8 @@
-"""A task piece by piece: parts of a graph, some graphs, or some snapshots.
+"""Mini-batches of a task: parts of a graph, some graphs, or some snapshots.
 
-Each feed is made from a task and a seed, has a length (batches per epoch), and gives ``epoch(e)``, an iterator that is
-a pure function of (seed, e): a run that is resumed at some epoch, or in the middle of one (``epoch(e, start=b)``),
-continues as if it had never stopped. Tasks stay in main memory; a batch is moved to the model with `to`.
-`NodePartitions` may keep its task on a GPU and cut batches there.
+``epoch(e)`` is an iterator over the batches of one epoch and a pure function of (seed, e): a run that is resumed at
+some epoch, or in the middle of one (``epoch(e, start=b)``), continues as if it had never stopped. The task stays in
+main memory, and `to` moves a batch to the model; `NodePartitions` may keep its task on a GPU and cut batches there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.sparse import segments, take_rows
+from difformer.data.sparse_features import segments, take_rows
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -52,21 +51,13 @@ class _Movable:
 
 @dataclass(frozen=True)
 class NodeBatch(_Movable):
-    """Some nodes of a graph and the edges between them.
+    """Some nodes of a graph and the edges between them."""
 
-    Args:
-        nodes: ``[n]`` their numbers in the task, ascending: row i of everything below is node ``nodes[i]``.
-        x: ``[n, F]`` features, sparse CSR where the task's are.
-        y: ``[n, …]`` targets.
-        edge_index: ``[2, e]`` in positions 0 … n - 1; None where the task has no graph.
-        edge_weight: ``[e]``, or None.
-    """
-
-    nodes: Tensor
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor | None
-    edge_weight: Tensor | None
+    nodes: Tensor  # [n] numbers in the task, ascending: row i of everything below is node nodes[i]
+    x: Tensor  # [n, F] features, sparse CSR where the task's are
+    y: Tensor  # [n, …] targets
+    edge_index: Tensor | None  # [2, e] in positions 0 … n - 1; None where the task has no graph
+    edge_weight: Tensor | None  # [e]
 
     def local(self, index: Tensor) -> Tensor:
         """Positions in this batch of those nodes of `index` that are in it, ascending."""
@@ -77,44 +68,26 @@ class NodeBatch(_Movable):
 
 @dataclass(frozen=True)
 class GraphBatch(_Movable):
-    """Some graphs laid end to end, no edge between two of them.
+    """Some graphs laid end to end, no edge between two of them."""
 
-    Args:
-        graphs: ``[g]`` their numbers in the task.
-        x: ``[n, F]`` features of all their nodes.
-        y: ``[g, …]`` targets.
-        edge_index: ``[2, e]`` in positions 0 … n - 1 of this batch, or None.
-        edge_weight: ``[e]``, or None.
-        batch: ``[n]`` which of the g graphs a node belongs to, ascending.
-        node_ptr: ``[g + 1]`` nodes of the i-th graph are ``node_ptr[i]:node_ptr[i + 1]``.
-    """
-
-    graphs: Tensor
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor | None
-    edge_weight: Tensor | None
-    batch: Tensor
-    node_ptr: Tensor
+    graphs: Tensor  # [g] numbers in the task
+    x: Tensor  # [n, F] features of all their nodes
+    y: Tensor  # [g, …] targets
+    edge_index: Tensor | None  # [2, e] in positions 0 … n - 1 of this batch
+    edge_weight: Tensor | None  # [e]
+    batch: Tensor  # [n] which of the g graphs a node belongs to, ascending
+    node_ptr: Tensor  # [g + 1] nodes of the i-th graph are node_ptr[i]:node_ptr[i + 1]
 
 
 @dataclass(frozen=True)
 class SnapshotBatch(_Movable):
-    """Consecutive snapshots of one set of nodes, in time order.
+    """Consecutive snapshots of one set of nodes, in time order."""
 
-    Args:
-        times: ``[s]`` which snapshots of the task.
-        x: ``[s, N, F]`` features.
-        y: ``[s, N, …]`` targets.
-        edge_index: One graph for all, one per snapshot, or None.
-        edge_weight: Likewise.
-    """
-
-    times: Tensor
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor | tuple[Tensor, ...] | None
-    edge_weight: Tensor | tuple[Tensor, ...] | None
+    times: Tensor  # [s] numbers in the task
+    x: Tensor  # [s, N, F] features
+    y: Tensor  # [s, N, …] targets
+    edge_index: Tensor | tuple[Tensor, ...] | None  # one graph for all, or one per snapshot
+    edge_weight: Tensor | tuple[Tensor, ...] | None  # likewise
 
     def disjoint(self) -> GraphBatch:
         """The snapshots as s separate graphs of N nodes each, so that one pass of a model handles all of them."""
@@ -125,22 +98,13 @@ class SnapshotBatch(_Movable):
             index = torch.cat([part + i * nodes for i, part in enumerate(parts)], 1)
         if weight is not None:
             weight = torch.cat(weight if isinstance(weight, tuple) else (weight,) * count)
-        return GraphBatch(
-            graphs=self.times,
-            x=self.x.flatten(0, 1),
-            y=self.y,
-            edge_index=index,
-            edge_weight=weight,
-            batch=torch.arange(count, device=self.x.device).repeat_interleave(nodes),
-            node_ptr=torch.arange(count + 1, device=self.x.device) * nodes,
-        )
+        batch = torch.arange(count, device=self.x.device).repeat_interleave(nodes)
+        ptr = torch.arange(count + 1, device=self.x.device) * nodes
+        return GraphBatch(self.times, self.x.flatten(0, 1), self.y, index, weight, batch, ptr)
 
 
 def partition_nodes(num_nodes: int, *, batch_size: int, seed: int = 0, epoch: int = 0) -> tuple[Tensor, ...]:
-    """All nodes in random order, cut into parts of `batch_size`, the last of what is left, each part sorted.
-
-    Seed and epoch are those of the run; other epochs have other parts.
-    """
+    """All nodes in random order, cut into parts of at most `batch_size`, each part sorted."""
     if batch_size < 1:
         raise UserError(f"batch_size: expected at least 1, got {batch_size}")
     order = torch.randperm(num_nodes, generator=epoch_generator(seed, epoch))
@@ -150,11 +114,7 @@ def partition_nodes(num_nodes: int, *, batch_size: int, seed: int = 0, epoch: in
 def induced_subgraph(
     nodes: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None, *, num_nodes: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Edges with both ends among `nodes` (ascending), renumbered by position in it; order of edges is kept.
-
-    Raises:
-        ValueError: If `nodes` is not strictly ascending: positions would no longer be those of sorted features.
-    """
+    """Edges with both ends among `nodes` (strictly ascending), renumbered by position in it, in their old order."""
     if nodes.numel() > 1 and not bool((nodes.diff() > 0).all()):
         raise UserError("nodes: expected strictly ascending numbers; sort them, so that features follow the same order")
     place = torch.full((num_nodes,), -1, dtype=torch.long, device=edge_index.device)
@@ -167,15 +127,15 @@ def induced_subgraph(
 class NodePartitions:
     """Batches of a random partition of all nodes, a new one every epoch: each node is in exactly one batch.
 
-    A batch holds the edges whose two ends it holds. Nodes are in ascending order, so that features, targets and
-    renumbered edges of a batch can only be paired correctly. An epoch costs one pass over the edges.
+    A batch holds its nodes in ascending order, and the edges with both ends in it. An epoch costs one pass over the
+    edges.
 
     Args:
         task: Of kind ``"nodes"``.
-        batch_size: Nodes per batch; the last batch holds what is left.
-        seed: Together with the epoch's number all that the batches depend on.
-        device: Where features, targets and edges are kept and cut into batches; the task's own place by default. The
-            batches are the same wherever that is. A GPU that has room for all of it cuts them much sooner.
+        batch_size: Nodes per batch; the last batch holds the remainder.
+        seed: Determines the batches, together with the number of the epoch.
+        device: Where features, targets and edges are kept and cut into batches, without influence on the batches; by
+            default where the task is. A GPU that can hold all of it cuts them much faster.
     """
 
     def __init__(self, task: Task, *, batch_size: int, seed: int = 0, device: torch.device | str | None = None) -> None:
@@ -194,7 +154,7 @@ class NodePartitions:
         """The batches of one epoch, from batch `start` on."""
         count = self.task.num_nodes
         parts = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch)
-        if self.device.type != "cpu":  # in one piece: every copy to a GPU is waited for
+        if self.device.type != "cpu":  # in one piece: every copy to a GPU synchronises
             parts = torch.cat(parts).to(self.device).split(self.batch_size)
         edges = () if self.edge_index is None else self._edges_of(parts, self.edge_index)
         place = torch.empty(count, dtype=torch.long, device=self.device)
@@ -210,7 +170,7 @@ class NodePartitions:
 
     def _edges_of(self, parts: tuple[Tensor, ...], edge_index: Tensor) -> tuple[Tensor, ...]:
         """Positions in the edge list of every part's edges, in order."""
-        # The smallest type keeps the table of parts in the processor's cache, and the two look-ups of every edge fast.
+        # The smallest type keeps the table of parts in the processor's cache, so that its look-ups are fast.
         small = torch.int16 if len(parts) < 2**15 else torch.int32
         part_of = torch.empty(self.task.num_nodes, dtype=small, device=self.device)
         sizes = torch.tensor([nodes.numel() for nodes in parts], device=self.device)
@@ -229,9 +189,9 @@ class GraphBatches:
     Args:
         task: Of kind ``"graphs"``.
         index: Which graphs; None takes all.
-        batch_size: Graphs per batch; the last one holds what is left.
+        batch_size: Graphs per batch; the last one holds the remainder.
         shuffle: In a new random order every epoch; otherwise in the order of `index`.
-        seed: Together with the epoch's number all that the order depends on.
+        seed: Determines the order, together with the number of the epoch.
     """
 
     def __init__(
@@ -283,10 +243,10 @@ class SnapshotBatches:
 
     Args:
         task: Of kind ``"series"``.
-        index: Which snapshots; None takes all. They are taken in time order, and no run leaps over a gap.
+        index: Which snapshots; None takes all. They are taken in time order, and no run crosses a gap.
         length: Snapshots per run; a run before a gap or the end may be shorter.
-        shuffle: Give the runs in a new random order every epoch; inside a run time goes on forwards.
-        seed: Together with the epoch's number all that the order depends on.
+        shuffle: Runs in a new random order every epoch; inside a run, time order.
+        seed: Determines the order, together with the number of the epoch.
     """
 
     def __init__(
@@ -303,10 +263,10 @@ class SnapshotBatches:
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[SnapshotBatch]:
         """The batches of one epoch, from batch `start` on."""
-        order = list(range(len(self.runs)))
+        order = torch.arange(len(self.runs))
         if self.shuffle:
-            order = torch.randperm(len(self.runs), generator=epoch_generator(self.seed, epoch)).tolist()
-        for number in order[start:]:
+            order = torch.randperm(len(self.runs), generator=epoch_generator(self.seed, epoch))
+        for number in order[start:].tolist():
             yield self.batch(self.runs[number])
 
     def batch(self, times: Tensor) -> SnapshotBatch:

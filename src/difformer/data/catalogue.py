@@ -1,5 +1,6 @@
-"""The table of data sets: what each is, how large, under which terms, and where its files are. The facts are in
-``catalogue.toml``, one place per data set. No torch and no numpy here: `difformer datasets` must answer at once.
+"""The table of data sets, read from ``catalogue.toml``: what each is, its size, terms, files and their addresses.
+
+No torch and no numpy here: `difformer datasets` must answer at once.
 """
 
 from __future__ import annotations
@@ -22,21 +23,13 @@ _BEGINNINGS = {"zip": ZIP, "json": JSON, "gzip": b"\x1f\x8b", "mat": b"MATLAB 5.
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a form.
+    """One file of a form."""
 
-    Args:
-        path: Place relative to a data folder, with forward slashes.
-        url: Official address; None for what can only be put there by hand.
-        checksum: ``"sha256:…"`` or ``"md5:…"``; None where the source publishes none, and the first download's is kept.
-        size: Bytes, where known.
-        magic: Bytes the file must begin with: an error page under a file's address does not.
-    """
-
-    path: str
-    url: str | None = None
-    checksum: str | None = None
-    size: int | None = None
-    magic: bytes | None = None
+    path: str  # relative to a data folder, with forward slashes
+    url: str | None = None  # official address; None for what can only be put there by hand
+    checksum: str | None = None  # "sha256:…" or "md5:…"; None if none is published: the first download's is kept
+    size: int | None = None  # bytes, where known
+    magic: bytes | None = None  # bytes the file must begin with: an error page under its address does not
 
     @property
     def name(self) -> str:
@@ -57,51 +50,31 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a data set before any of it is read.
-
-    Args:
-        name: Its name in `load`.
-        about: One line.
-        kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
-        metric: What is reported.
-        loader: ``"package.module:function"``.
-        nodes: Number of nodes or instances; of a typical graph for ``"graphs"``; None where the caller says.
-        edges: Undirected ones, each counted once; of a graph whose directions are kept the directed ones, over all
-            snapshots; None without a graph, or where it is not known before the files are there.
-        directed: Whether directions are kept; otherwise a task lists both of every edge, and a self-loop per node.
-        links: What papers print instead: raw links, repeated ones and both directions of some counted; None where it
-            is the same.
-        features: Columns of ``x`` by default.
-        outputs: Classes, or target columns.
-        length: Snapshots of a series as published, or number of graphs.
-        protocols: Names that ``protocol=`` takes, the default first; empty where there is only one way.
-        licence: Terms of the source.
-        aliases: Other names.
-        learned: File of the default features, where these are learned and not downloaded.
-        forms: The sets of files it may be read from; none for what is built in.
-    """
+    """What is known of a data set before any of it is read."""
 
     name: str
-    about: str
-    kind: str
-    metric: str
-    loader: str
-    nodes: int | None = None
-    edges: int | None = None
-    directed: bool = False
-    links: int | None = None
-    features: int | None = None
-    outputs: int | None = None
-    length: int | None = None
-    protocols: tuple[str, ...] = ()
-    licence: str = "none stated"
-    aliases: tuple[str, ...] = ()
-    learned: str | None = None
-    forms: tuple[Form, ...] = ()
+    about: str  # one line
+    kind: str  # "nodes", "series" or "graphs"
+    metric: str  # what is reported
+    loader: str  # "package.module:function"
+    nodes: int | None = None  # nodes or instances; nodes of a typical graph for "graphs"; None if the caller decides
+    edges: int | None = None  # undirected ones counted once, directed ones over all snapshots; None if unknown
+    directed: bool = False  # directions are kept; otherwise a task lists both of every edge, and self-loops
+    links: int | None = None  # the number that papers print, if it differs: raw links, repeated ones counted
+    features: int | None = None  # columns of x by default
+    outputs: int | None = None  # classes, or target columns
+    class_names: tuple[str, ...] = ()
+    length: int | None = None  # snapshots of a series as published, or number of graphs
+    protocols: tuple[str, ...] = ()  # values of the option protocol, the default first; empty if there is no choice
+    licence: str = "none stated"  # of the source
+    aliases: tuple[str, ...] = ()  # other names
+    notes: tuple[str, ...] = ()  # what a reader of results should know, one sentence each
+    learned: str | None = None  # file of the default features, if these are learned and not downloaded
+    forms: tuple[Form, ...] = ()  # the sets of files it may be read from; none for what is built in
 
     @property
     def source(self) -> str:
-        """Official address, or where it comes from otherwise: for your own, the function that makes it."""
+        """Official address, or "built in"; for your own data sets, the function that makes them."""
         otherwise = BUILT_IN if self.licence != OWN else self.loader
         return next((form.files[0].url or "" for form in self.forms if form.downloadable), otherwise)
 
@@ -148,8 +121,3 @@ def installed() -> dict[str, Entry]:
     """Data sets that installed packages name in the entry-point group ``difformer.datasets``."""
     named = {plain_name(point.name): point.value for point in entry_points(group="difformer.datasets")}
     return {name: own_entry(name, place) for name, place in named.items() if name not in ENTRIES}
-
-
-def members(name: str, form: str) -> tuple[str, ...]:
-    """Last names of the files of a form."""
-    return tuple(file.name for each in ENTRIES[name].forms if each.name == form for file in each.files)

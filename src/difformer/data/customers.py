@@ -2,7 +2,7 @@
 
 The three files look like the exports of a shop: categories, dates, gaps, yes and no. Each customer i has a hidden
 propensity to leave, p_i. A referred customer resembles the one who referred them, p_i = ρ p_j + √(1 - ρ²) ε_i, so the
-referrals carry information that the columns have only in part. The guide to linked tables uses it.
+referrals carry information that the columns have only in part. The guide to linked tables uses this example.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CITIES = ("Bergen", "Gdansk", "Ghent", "Graz", "Porto", "Turku")
 def write_customers(
     folder: str | Path = ".", *, num_customers: int = 1000, num_known: int = 100, seed: int = 0
 ) -> tuple[Path, Path, Path]:
-    """Writes ``customers.csv``, ``referrals.csv`` and ``outcomes.csv``, which are a function of the options alone.
+    """Writes ``customers.csv``, ``referrals.csv`` and ``outcomes.csv``; equal options give equal files.
 
-    ``customers.csv`` has one row per customer; ``segment`` is ``stays`` or ``leaves`` for the first `num_known` of a
-    random order and empty for all others. ``referrals.csv`` has the columns ``from`` and ``to``. ``outcomes.csv`` holds
-    the segment of every customer, to check predictions against.
+    ``customers.csv`` has one row per customer; ``segment`` is ``stays`` or ``leaves`` for `num_known` random customers
+    and empty for all others. ``referrals.csv`` has the columns ``from`` and ``to``. ``outcomes.csv`` holds the segment
+    of every customer, to check predictions against.
 
     Args:
         folder: Where to write; it is made if it does not exist.
         num_customers: Rows of the table, at least 20.
         num_known: Customers whose segment is known.
-        seed: Of all random choices.
+        seed: Seed of all random choices.
 
     Returns:
         The paths of the three files.

@@ -1,4 +1,4 @@
-"""The one error that broken or contradictory data raises, so that a command can show its message and nothing else."""
+"""The error that broken or contradictory data raises: a command shows its message without a traceback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from json import JSONDecodeError
 from types import ModuleType
+from typing import Any
 
 from difformer.errors import UserError
 
-# What decoders raise on a damaged file. TypeError, KeyError, a plain ValueError and the like may be faults of the
-# program, and are not here: they must not be reported as a damaged file.
+# What decoders raise on a damaged file. TypeError, KeyError, a plain ValueError and the like may be bugs, and must not
+# be reported as a damaged file.
 DAMAGE = (
     OSError,
     EOFError,
@@ -35,7 +36,7 @@ DAMAGE = (
 
 
 class DataError(UserError):
-    """Data that cannot be used as they are: the message says where, what is there, and what to do.
+    """Data that cannot be used: the message says where, what is there, and what to do.
 
     Args:
         problem: What is wrong, and what to do about it.
@@ -65,13 +66,13 @@ class DataError(UserError):
 
     def reworded(self, problem: str, *, path: object = None) -> DataError:
         """The same place with another text, in the file `path` where none was named."""
-        place = {"line": self.line, "row": self.row, "column": self.column, "argument": self.argument}
-        return DataError(problem, path=self.path or path, **place)  # type: ignore[arg-type]
+        place: dict[str, Any] = {"line": self.line, "row": self.row, "column": self.column, "argument": self.argument}
+        return DataError(problem, path=self.path or path, **place)
 
 
 @contextmanager
 def in_file(path: object) -> Iterator[None]:
-    """Errors that do not name a file name this one, if there is one."""
+    """Errors that name no file name this one, unless it is None."""
     try:
         yield
     except DataError as error:
@@ -90,6 +91,5 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{purpose} needs {module}, which is not installed: run `pip install 'difformer[{extra}]'`"
-        ) from error
+        install = f"run `pip install 'difformer[{extra}]'`"
+        raise ImportError(f"{purpose} needs {module}, which is not installed: {install}") from error

@@ -3,19 +3,19 @@
     j → i  for the k smallest d(x_i, x_j),    euclidean  d(a, b) = ‖a - b‖,
                                               cosine     d(a, b) = 1 - aᵀb / (‖a‖‖b‖), and 1 where a or b is zero.
 
-The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index,
-whatever the size of the blocks. A block of rows meets all points in one matrix product, whose rounding error is at most
+The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index. The
+products of a block of rows with all points are one matrix product, whose rounding error is at most
 
     |fl(aᵀb) - aᵀb| ≤ ε = (F + 8) · u · ‖a‖‖b‖        (F columns, u the unit of the arithmetic).
 
-Points within 2ε of the k-th smallest are candidates; the candidates alone are measured again, difference by difference.
+Points within 2ε of the k-th smallest are candidates; only the candidates are measured again, difference by difference.
 The product runs in single precision first, and in double precision for the few rows where that leaves too many
-candidates. Memory is one block of distances, time that of the product. Of many small point sets those of one size are
-one batch: all their pairs are measured, thousands of sets at once.
+candidates. Small point sets of equal size form one batch in which all pairs are measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.data.edges import tidy_edges
 from difformer.data.errors import require
-from difformer.data.sparse import from_scipy, take_rows, to_scipy
+from difformer.data.sparse_features import from_scipy, take_rows, to_scipy
 from difformer.errors import UserError
 
 Metric = Literal["cosine", "euclidean"]
@@ -71,7 +71,8 @@ def knn_edges(
         source and target); and ``distances [E]`` in double precision.
     """
     points = _points(x)
-    n = points.shape[0]
+    n, device = points.shape[0], points.device
+    points = points.cpu() if points.layout == torch.sparse_csr else points  # scipy's sparse products are on the CPU
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
         raise UserError(f"k: expected a whole number, got {k!r}")
     if metric not in ("cosine", "euclidean"):
@@ -87,23 +88,21 @@ def knn_edges(
     if k < 1 or (node_ptr is None and k > most):
         raise UserError(f"k: {n} points have at most {most} neighbours each, got k = {k}")
     node, others = torch.arange(n, device=points.device), k - 1 if include_self else k
-    if others == 0:
-        source, distances, target = node[:0], node[:0].double(), node[:0]
-    elif node_ptr is not None:
-        source, distances, count = _nearest_within(points, node_ptr, others, metric)
-        target = node.repeat_interleave(count)
-    else:
-        found = _approximately(points, others, metric, seed) if approximate else nearest(points, others, metric)
+    if approximate and others:
+        found = _approximately(points, others, metric, seed)
         source, distances, target = found[0].reshape(-1), found[1].reshape(-1), node.repeat_interleave(others)
+    else:
+        ptr = torch.tensor([0, n]) if node_ptr is None else node_ptr
+        source, distances, count = _nearest_within(points, ptr, others, metric)
+        target = node.repeat_interleave(count)
     if include_self:
-        order = torch.cat([node, target]).argsort(stable=True)  # of each target itself first
+        order = torch.cat([node, target]).argsort(stable=True)  # itself first
         source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
         distances = torch.cat([distances.new_zeros(n), distances])[order]
-    edge_index = torch.stack([source, target])
+    edge_index, distances = torch.stack([source, target]).to(device), distances.to(device)
     if not symmetric:
         return edge_index, distances
-    both, lengths = tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")
-    return both, distances if lengths is None else lengths
+    return tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")  # type: ignore[return-value]
 
 
 def _points(x: Any) -> Tensor:
@@ -120,39 +119,102 @@ def _points(x: Any) -> Tensor:
     return points if points.is_floating_point() else points.double()
 
 
+class _Dense:
+    """Dense points on any device: how far two are apart, and keys that order all points by their distance to some."""
+
+    def __init__(self, points: Tensor, metric: Metric) -> None:
+        self.points, self.metric = points, metric
+        self.norm = torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
+        self.scale = torch.where(self.norm > 0, self.norm, 1.0)[:, None]
+        # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
+        trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+        self.precisions = (torch.float32, torch.float64) if trusted else (torch.float64,)
+
+    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+        """Between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
+        result = torch.empty(first.numel(), dtype=torch.double, device=self.points.device)
+        chunk = max(1, CHUNK_NUMBERS // max(1, self.points.shape[1]))
+        for part, i, j in zip(*(t.split(chunk) for t in (result, first, second)), strict=True):
+            a, b = self.points[i].double(), self.points[j].double()
+            if self.metric == "euclidean":
+                part.copy_((a - b).square_().sum(1).sqrt_())
+            else:
+                part.copy_((1 - (a / self.scale[i] * (b / self.scale[j])).sum(1)).clamp_(min=0))
+        return result
+
+    def keys(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """A function of rows a that gives ‖b‖²/2 - aᵀb for all b, scaled such that ‖b‖ ≤ 1; and these lengths."""
+        rough = torch.empty(self.points.shape, dtype=dtype, device=self.points.device)
+        middle, radius = self.points.new_zeros((), dtype=torch.double), self.scale
+        if self.metric == "euclidean":
+            # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
+            middle = self.points.mean(0, dtype=torch.double)
+            reach = max(float((part.double() - middle).norm(dim=1).max()) for part in self.points.split(CHUNK_ROWS))
+            radius = torch.full_like(self.scale, reach or 1.0)
+        for part, source, by in zip(*(t.split(CHUNK_ROWS) for t in (rough, self.points, radius)), strict=True):
+            part.copy_((source.double() - middle) / by)
+        half_square = torch.cat([part.double().square().sum(1) / 2 for part in rough.split(CHUNK_ROWS)])
+        half_square = half_square.to(dtype) if self.metric == "euclidean" else rough.new_zeros(len(rough))
+        return lambda rows: torch.addmm(half_square, rough[rows], rough.T, alpha=-1), rough.norm(dim=1)
+
+
+class _Sparse:
+    """As `_Dense`, of points in compressed rows, by sparse products in double precision."""
+
+    precisions = (torch.float64,)
+
+    def __init__(self, points: Tensor, metric: Metric) -> None:
+        self.rows, self.metric = to_scipy(points).astype(np.float64), metric
+        row_of = np.repeat(np.arange(self.rows.shape[0]), np.diff(self.rows.indptr))
+        norm = np.sqrt(np.bincount(row_of, weights=self.rows.data**2, minlength=self.rows.shape[0]))
+        self.norm = torch.from_numpy(norm)
+        if metric == "cosine":
+            self.rows.data /= norm[row_of]
+
+    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+        parts, ones = [np.empty(0)], np.ones(self.rows.shape[1])
+        for i, j in zip(first.split(2**18), second.split(2**18), strict=True):
+            a, b = self.rows[i.numpy()], self.rows[j.numpy()]
+            cosine = self.metric == "cosine"  # the product adds in the order of the columns
+            parts.append(np.maximum(1 - a.multiply(b) @ ones, 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
+        return torch.from_numpy(np.concatenate(parts))
+
+    def keys(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        cosine = self.metric == "cosine"
+        length = torch.ones_like(self.norm) if cosine else self.norm / (self.norm.max() or 1.0)
+        rows = self.rows if cosine else self.rows / (float(self.norm.max()) or 1.0)
+        half_square, columns = 0.0 if cosine else length.square() / 2, rows.T.tocsr()
+        return lambda block: half_square - torch.from_numpy((rows[block.numpy()] @ columns).toarray()), length
+
+
+def _space(points: Tensor, metric: Metric) -> _Dense | _Sparse:
+    return (_Sparse if points.layout == torch.sparse_csr else _Dense)(points, metric)
+
+
 def nearest(points: Tensor, k: int, metric: Metric) -> Found:
     """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first."""
-    if points.layout == torch.sparse_csr:
-        return _nearest_sparse(points, k, metric)
-    found = _empty(points, k)
-    norm, rows = _norms(points), torch.arange(points.shape[0], device=points.device)
+    space, found, rows = _space(points, metric), _empty(points, k), torch.arange(points.shape[0], device=points.device)
     if metric == "cosine":
-        # At distance 1 from everything: its neighbours are the first k others, and no product need find that out.
-        zero = rows[norm == 0]
+        # A zero vector is at distance 1 from everything: its neighbours are the first k others.
+        zero = rows[space.norm == 0]
         found[0][zero] = torch.arange(k, device=points.device) + (rows[:k] >= zero[:, None])
         found[1][zero] = 1.0
-        rows = rows[norm > 0]
-    # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
-    trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-    for dtype in (torch.float32, torch.float64) if trusted else (torch.float64,):
+        rows = rows[space.norm > 0]
+    for dtype in space.precisions:
         if rows.numel():
-            rows = _search(points, rows, norm, dtype, metric, found)
+            rows = _search(space, rows, dtype, (points.shape[1] + 8) * torch.finfo(dtype).eps, found)
     return found
 
 
-def _search(points: Tensor, rows: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric, found: Found) -> Tensor:
+def _search(space: _Dense | _Sparse, rows: Tensor, dtype: torch.dtype, unit: float, found: Found) -> Tensor:
     """Fill in the neighbours of `rows`; give back the rows that this precision cannot settle (none in double)."""
-    n, k = points.shape[0], found[0].shape[1]
-    rough, half_square = _rough(points, norm, dtype, metric)
-    length = rough.norm(dim=1)
-    unit = (points.shape[1] + 8) * torch.finfo(dtype).eps
-    wanted = min(k + SPARE, n)
-    unsettled = [rows[:0]]
-    for block in rows.split(max(1, BLOCK_BYTES // (n * rough.element_size()))):
-        # ‖a - b‖²/2 less ‖a‖²/2, which a row has in common; for unit vectors -aᵀb.
-        keys = torch.addmm(half_square, rough[block], rough.T, alpha=-1)
+    n, k = found[0].shape
+    keys_of, length = space.keys(dtype)
+    wanted, unsettled = min(k + SPARE, n), [rows[:0]]
+    for block in rows.split(max(1, BLOCK_BYTES // (n * dtype.itemsize))):
+        keys = keys_of(block)
         keys.scatter_(1, block[:, None], torch.inf)
-        slack = 2 * unit * (length[block, None] + 1)  # every ‖b‖ ≤ 1
+        slack = 2 * unit * (length[block, None] + 1)
         if dtype == torch.float64:
             limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
             row, candidate = (keys <= limit).nonzero(as_tuple=True)
@@ -164,49 +226,13 @@ def _search(points: Tensor, rows: Tensor, norm: Tensor, dtype: torch.dtype, metr
             row, place = ((near <= limit) & ~open_[:, None]).nonzero(as_tuple=True)
             candidate = index[row, place]
         del keys
-        row = block[row]
-        _keep_nearest(row, candidate, _distance(points, norm, row, candidate, metric), found)
+        _keep_nearest(block[row], candidate, space.distance(block[row], candidate), found)
     return torch.cat(unsettled)
-
-
-def _rough(points: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric) -> tuple[Tensor, Tensor]:
-    """Points scaled into the unit ball, and ‖b‖²/2, for ordering by ‖b‖²/2 - aᵀb."""
-    rough = torch.empty(points.shape, dtype=dtype, device=points.device)
-    if metric == "cosine":
-        for part, source, length in zip(*(t.split(CHUNK_ROWS) for t in (rough, points, norm)), strict=True):
-            part.copy_(source.double() / torch.where(length > 0, length, 1.0)[:, None])
-        return rough, rough.new_zeros(points.shape[0])
-    # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
-    middle = points.mean(0, dtype=torch.double)
-    radius = max(float((part.double() - middle).norm(dim=1).max()) for part in points.split(CHUNK_ROWS))
-    half_square = []
-    for part, source in zip(rough.split(CHUNK_ROWS), points.split(CHUNK_ROWS), strict=True):
-        part.copy_((source.double() - middle) / (radius or 1.0))
-        half_square.append(part.double().square().sum(1) / 2)
-    return rough, torch.cat(half_square).to(dtype)
-
-
-def _norms(points: Tensor) -> Tensor:
-    return torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
 
 
 def _empty(points: Tensor, k: int) -> Found:
     neighbours = torch.empty(points.shape[0], k, dtype=torch.long, device=points.device)
     return neighbours, torch.empty_like(neighbours, dtype=torch.double)
-
-
-def _distance(points: Tensor, norm: Tensor, first: Tensor, second: Tensor, metric: Metric) -> Tensor:
-    """Distances between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
-    result = torch.empty(first.numel(), dtype=torch.double, device=points.device)
-    scale = torch.where(norm > 0, norm, 1.0)[:, None]
-    chunk = max(1, CHUNK_NUMBERS // max(1, points.shape[1]))
-    for part, i, j in zip(*(t.split(chunk) for t in (result, first, second)), strict=True):
-        if metric == "euclidean":
-            part.copy_((points[i].double() - points[j].double()).square_().sum(1).sqrt_())
-        else:
-            a, b = points[i].double() / scale[i], points[j].double() / scale[j]
-            part.copy_((1 - (a * b).sum(1)).clamp_(min=0))
-    return result
 
 
 def _keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, found: Found) -> None:
@@ -220,74 +246,19 @@ def _keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, found: Found) 
     found[0][which], found[1][which] = candidate[place], length[place]
 
 
-def _nearest_sparse(points: Tensor, k: int, metric: Metric) -> Found:
-    """As for dense points, from one sparse product a block in double precision.
-
-    Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
-
-        |fl(‖a‖² + ‖b‖² - 2aᵀb) - ‖a - b‖²| ≤ (m + 8) · u · (‖a‖ + ‖b‖)²      (at most m entries per row),
-
-    so that points within twice that of the k-th are measured again.
-    """
-    x = to_scipy(points).astype(np.float64)
-    n = x.shape[0]
-    row_of = np.repeat(np.arange(n), np.diff(x.indptr))
-    # bincount adds one after the other as the sparse product does, so that a point is at distance 0 from its copy.
-    square = np.bincount(row_of, weights=x.data**2, minlength=n)
-    norm = np.sqrt(square)
-    if metric == "cosine":
-        x.data /= norm[row_of]
-    transposed = x.T.tocsr()
-    found = _empty(points.cpu(), k)
-    unit = 2 * (int(np.diff(x.indptr).max(initial=0)) + 8) * np.finfo(np.float64).eps
-    size = max(1, BLOCK_BYTES // (8 * n))
-    for start in range(0, n, size):
-        rows = slice(start, start + size)
-        product = (x[rows] @ transposed).toarray()
-        if metric == "cosine":
-            rough, slack = np.maximum(1 - product, 0), 0.0
-        else:
-            rough, slack = square[rows, None] + square - 2 * product, unit * (norm[rows, None] + norm.max()) ** 2
-        rough[np.arange(len(rough)), np.arange(start, start + len(rough))] = np.inf
-        row, candidate = np.nonzero(rough <= np.partition(rough, k - 1, axis=1)[:, k - 1 : k] + slack)
-        length = rough[row, candidate] if metric == "cosine" else _sparse_distance(x, row + start, candidate, metric)
-        _keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), torch.from_numpy(length), found)
-    return found[0].to(points.device), found[1].to(points.device)
-
-
-def _sparse_distance(x: Any, first: Any, second: Any, metric: Metric) -> Any:
-    """Distances between pairs of rows of a scipy matrix, for ``"cosine"`` of unit rows."""
-    parts = []
-    for start in range(0, first.size, 2**18):
-        a, b = (x[index[start : start + 2**18]] for index in (first, second))
-        cosine = metric == "cosine"
-        parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
-    return np.concatenate(parts)
-
-
 def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> Found:
     """Candidates by nearest-neighbour descent; their distances, and their order, are exact."""
     pynndescent = require("pynndescent", extra="neighbours", purpose="an approximate neighbour graph")
-    sparse = points.layout == torch.sparse_csr
-    data = to_scipy(points) if sparse else points.float().numpy(force=True)
+    data = to_scipy(points) if points.layout == torch.sparse_csr else points.float().numpy(force=True)
     n = points.shape[0]
-    # The descent finds the first of a longer list far more surely than the whole of a short one.
+    # The descent finds the first entries of a longer list far more reliably than all of a short one.
     search = pynndescent.NNDescent(data, metric=metric, n_neighbors=min(k + 1 + max(10, k // 2), n), random_state=seed)
-    listed = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
-    row, place = ((listed >= 0) & (listed != torch.arange(n)[:, None])).nonzero(as_tuple=True)
+    listed = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64)).to(points.device)
+    row, place = ((listed >= 0) & (listed != torch.arange(n, device=points.device)[:, None])).nonzero(as_tuple=True)
     if int(torch.bincount(row, minlength=n).min()) < k:
         raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
-    candidate = listed[row, place]
-    if sparse:
-        wide: Any = data.astype(np.float64)
-        if metric == "cosine":
-            wide.data /= np.repeat(np.sqrt(wide.multiply(wide).sum(axis=1)), np.diff(wide.indptr))
-        length = torch.from_numpy(_sparse_distance(wide, row.numpy(), candidate.numpy(), metric)).to(points.device)
-    row, candidate = row.to(points.device), candidate.to(points.device)
-    if not sparse:
-        length = _distance(points, _norms(points), row, candidate, metric)
-    found = _empty(points, k)
-    _keep_nearest(row, candidate, length, found)
+    found, candidate = _empty(points, k), listed[row, place]
+    _keep_nearest(row, candidate, _space(points, metric).distance(row, candidate), found)
     return found
 
 
@@ -309,13 +280,11 @@ def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> tupl
         place = begin[nodes, None] + torch.arange(index.shape[1], device=device)
         neighbours[place], distances[place] = index, length
 
-    dense = points.layout == torch.strided
-    norm = _norms(points) if dense else torch.empty(0)
-    pair = 2 * max(1, points.shape[1])  # coordinates
-    small = (size <= SMALL_SET) & (size * size * pair <= CHUNK_NUMBERS) & dense
+    space, pair = _space(points, metric), 2 * max(1, points.shape[1])  # coordinates
+    small = (size <= SMALL_SET) & (size * size * pair <= CHUNK_NUMBERS)
     for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
         nodes = torch.arange(start, end, device=device)
-        if end - start > 1:
+        if min(k, end - start - 1) > 0:
             index, length = nearest(take_rows(points, nodes), min(k, end - start - 1), metric)
             put(nodes, index + start, length)
     for n in size[small & (size > 1)].unique().tolist():
@@ -323,7 +292,7 @@ def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> tupl
         for chunk in sets.split(max(1, CHUNK_NUMBERS // (n * n * pair))):
             nodes = ptr[chunk, None] + torch.arange(n, device=device)  # [g, n], then all their pairs [g, n, n]
             first, second = torch.broadcast_tensors(nodes[:, :, None], nodes[:, None])
-            length = _distance(points, norm, first.reshape(-1), second.reshape(-1), metric).view(-1, n, n)
+            length = space.distance(first.reshape(-1), second.reshape(-1)).view(-1, n, n)
             length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
             length, near = length.flatten(0, 1).sort(dim=1, stable=True)
             most = min(k, n - 1)

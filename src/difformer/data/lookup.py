@@ -1,21 +1,36 @@
-"""Finding files: `root`, then `$DIFFORMER_DATA`, then the cache; what is nowhere is downloaded into the cache.
+"""Finding files: in `root`, then in `$DIFFORMER_DATA`, then in the cache; otherwise they are downloaded into the cache.
 
 The three folders have one layout, that of ``catalogue.toml``. The first two may be read-only: nothing is written there.
 `$DIFFORMER_CACHE` moves the cache; `$DIFFORMER_OFFLINE=1` forbids downloads.
+
+A download either arrives whole and checked, or leaves nothing behind. Bytes go to a temporary file; length, first bytes
+and checksum are compared; only then does the file get its name. Where a source publishes no checksum, the file must at
+least end as its format ends, and the checksum of the first download is kept in `<file>.sha256` beside it. A file in the
+cache is compared with its checksum at every load.
 """
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import os
-from collections.abc import Iterator, Sequence
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, OWN, Entry, Form, installed
-from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
+from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, JSON, OWN, ZIP, Entry, Form, RemoteFile, installed
 from difformer.data.errors import DAMAGE, DataError
+from difformer.files import atomic_write, write_whole
 from difformer.files import cache_folder as cache_folder
+
+CHUNK = 1 << 20
+TIMEOUT_S = 60.0
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -30,20 +45,16 @@ class Found:
     def path(self) -> Path:
         return self.paths[0]
 
-    def __getitem__(self, file_name: str) -> Path:
-        return next(path for path in self.paths if path.name == file_name)
-
 
 def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """The folders that are searched, in order; absent ones are left out."""
-    chosen = [
-        Path(folder).expanduser() for folder in (root, os.environ.get("DIFFORMER_DATA"), cache_folder()) if folder
-    ]
+    given = (root, os.environ.get("DIFFORMER_DATA"), cache_folder())
+    chosen = [Path(folder).expanduser() for folder in given if folder]
     return tuple(path for path in chosen if path.is_dir())
 
 
 def check_folders(root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a `root` or a `$DIFFORMER_DATA` that is not a folder."""
+    """Refuses a `root` or a `$DIFFORMER_DATA` that is not a folder."""
     for given, label in ((root, "root"), (os.environ.get("DIFFORMER_DATA") or None, "$DIFFORMER_DATA")):
         if given is not None and not Path(given).expanduser().is_dir():
             raise DataError(f"{label} must be a folder with data sets, but {os.fspath(given)!r} is not a folder")
@@ -69,9 +80,7 @@ class Listing:
     """An entry, and where its files are."""
 
     entry: Entry
-    place: (
-        str | None
-    )  # folder of its files, "built in" or "your own" for what needs none, None where it would be downloaded
+    place: str | None  # folder; "built in" or "your own" if no files are needed; None if they would be downloaded
     lacks: str | None = None  # a file that `load` needs by default and cannot download: learned features of images
 
     @property
@@ -80,11 +89,7 @@ class Listing:
 
 
 def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:
-    """Every data set, and where its files are; what `difformer datasets` shows. Reads and downloads nothing.
-
-    Args:
-        root: Folder to search first, as in `load`.
-    """
+    """Every data set, and where its files are; `root` is searched first, as in `load`. Downloads nothing."""
     return tuple(listing(one, root) for one in (*ENTRIES.values(), *installed().values()))
 
 
@@ -98,7 +103,7 @@ def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
 
 
 def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:
-    """Files of a data set, downloaded if they are in no folder; `forms` names those that will do, in order.
+    """Files of a data set, downloaded if they are in no folder; `forms` names the acceptable ones, in order.
 
     Raises:
         DataError: If a folder does not exist, a kept file has changed, or there is nothing to download.
@@ -106,30 +111,36 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     """
     check_folders(root)
     cache = cache_folder()
+    known = _forms(name, forms)
     if found := find(name, root, forms=forms):
-        form = next(form for form in _forms(name, forms) if form.name == found.form)
+        form = next(form for form in known if form.name == found.form)
         for path, file in zip(found.paths, form.files, strict=True):
             if path.is_relative_to(cache):
                 check_kept(path, file.checksum, data_set=name)
         return found
-    remote = next((form for form in _forms(name, forms) if form.downloadable), None)
+    remote = next((form for form in known if form.downloadable), None)
     if remote is None:
-        wanted = " or ".join(" + ".join(file.path for file in form.files) for form in _forms(name, forms))
+        wanted = " or ".join(" + ".join(file.path for file in form.files) for form in known)
         folder = os.fspath(root or os.environ.get("DIFFORMER_DATA") or cache)
         raise DataError(f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {folder}")
     for file in remote.files:
         target = cache / file.path
         if target.is_file():
             check_kept(target, file.checksum, data_set=name)
-            continue
-        if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
+        elif os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
             raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
-        fetch(file, target, data_set=name)
+        else:
+            fetch(file, target, data_set=name)
     return Found(name, remote.name, tuple(cache / file.path for file in remote.files))
 
 
+def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
+    by_name = {form.name: form for form in FORMS[name]}
+    return tuple(by_name[form] for form in forms or by_name)
+
+
 class DataSetError(DataError):
-    """A `DataError` that names its data set and says where to get the files anew."""
+    """A `DataError` that names its data set and says where to get the files again."""
 
 
 @contextmanager
@@ -137,7 +148,7 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
 
     A ValueError or LookupError of other code means damage only where a file differs from the published one; otherwise
-    it is a fault of the program, and passes through with its traceback as TypeError, AttributeError and the like do.
+    it is a bug, and passes through with its traceback as TypeError, AttributeError and the like do.
     """
     paths = found.paths if isinstance(found, Found) else (found,)
     name = found.name if isinstance(found, Found) else data_set
@@ -174,6 +185,125 @@ def _altered(paths: Sequence[Path]) -> Path | None:
     return None
 
 
-def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
-    by_name = {form.name: form for form in FORMS[name]}
-    return tuple(by_name[form] for form in forms or by_name)
+class DownloadError(DataError):
+    """A file that could not be downloaded."""
+
+    def __init__(self, data_set: str, file: RemoteFile, target: Path, reason: str) -> None:
+        super().__init__(
+            f"data set {data_set!r}: {file.name} could not be downloaded from {file.url}: {reason}. "
+            f"Nothing was written. Fetch that address by hand and put the file into {target.parent} as {target.name}, "
+            f"or keep it as {file.path} in a folder that $DIFFORMER_DATA names"
+        )
+
+
+class _BadDownloadError(Exception):
+    """The transfer ended, but with other bytes than promised."""
+
+
+def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
+    """Downloads one file to `target`, or raises a DownloadError after the last attempt and writes nothing."""
+    for attempt in range(1, ATTEMPTS + 1):
+        again = False
+        try:
+            return _transfer(file, target)
+        except urllib.error.HTTPError as error:
+            reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
+        except urllib.error.URLError as error:  # no answer: another attempt would fail, too
+            reason = f"no connection ({error.reason})"
+        except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
+            reason, again = str(error) or type(error).__name__, True
+        except OSError as error:
+            reason = str(error)
+        if not again or attempt == ATTEMPTS:
+            # A server's answer may hold line breaks and control characters.
+            said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+            raise DownloadError(data_set, file, target, said)
+
+
+def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
+    """Raises a DataError if a kept file differs from its published checksum, or else from the recorded one."""
+    record, problem = _record(path), ""
+    if checksum is not None:
+        problem = "" if has_checksum(path, checksum) else "the file is not the published one: its checksum differs"
+    elif record.is_file():
+        words = record.read_text(errors="replace").split() or [""]
+        found = path.stat().st_size
+        if words[-1].isdecimal() and len(words) > 1 and found != int(words[-1]):  # `sha256sum` writes no size
+            problem = f"the file has {found} bytes, but {words[-1]} were downloaded"
+        elif len(words[0]) != 64:
+            problem = f"{record.name} beside the file is not the checksum that was kept of it"
+        elif not has_checksum(path, f"sha256:{words[0].lower()}"):
+            problem = "the file has changed since it was downloaded"
+    if problem:
+        raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
+
+
+def has_checksum(path: Path, checksum: str) -> bool:
+    """Whether a file has the checksum ``"sha256:…"`` or ``"md5:…"``."""
+    algorithm, _, expected = checksum.partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest() == expected
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _transfer(file: RemoteFile, target: Path) -> None:
+    """One attempt."""
+    algorithm, _, expected = (file.checksum or "sha256:").partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    request = urllib.request.Request(file.url or "", headers={"User-Agent": "difformer"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        announced = response.headers.get("Content-Length")
+        total = int(announced) if announced and announced.isdecimal() else None
+        with atomic_write(target) as stream, _progress(file.name, total) as advance:
+            arrived = 0
+            while chunk := response.read(CHUNK):
+                if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
+                    raise _BadDownloadError(
+                        f"what came does not begin like the file wanted (but with {chunk[:16]!r}); "
+                        f"it may be an error page"
+                    )
+                stream.write(chunk)
+                digest.update(chunk)
+                arrived += len(chunk)
+                advance(len(chunk))
+            if arrived == 0:
+                raise _BadDownloadError("the server sent an empty file")
+            if total is not None and arrived != total:
+                raise _BadDownloadError(f"the transfer ended after {arrived} of {total} bytes")
+            if file.size is not None and arrived != file.size:
+                raise _BadDownloadError(f"{arrived} bytes came where {file.size} are expected")
+            if expected and digest.hexdigest() != expected:
+                raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()} where {expected} is expected")
+            if not expected and not _ends_well(stream, file.magic):
+                raise _BadDownloadError(f"what came, {arrived} bytes, has no proper end; it is cut short")
+    if not expected:
+        write_whole(_record(target), f"{digest.hexdigest()}  {target.name}  {arrived}\n".encode())
+
+
+def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
+    """Whether a file without a checksum is complete, as far as its format shows that."""
+    if magic == ZIP:  # its table of contents comes last
+        return zipfile.is_zipfile(stream)
+    if magic == JSON:
+        stream.seek(max(0, stream.tell() - 64))
+        return stream.read().rstrip().endswith(b"}")
+    return True
+
+
+@contextmanager
+def _progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda arrived: progress.update(task, advance=arrived)

@@ -29,11 +29,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     Args:
         name: A data set of `list_datasets()`, in any spelling: ``"cora"``, ``"Amazon_Photo"``, ``"20news"``.
         root: Folder to search first.
-        **options: What the data set can be asked for, `dataset_options(name)` lists it: ``protocol=``, ``num_splits=``,
+        **options: Options of the data set, which `dataset_options(name)` lists: ``protocol=``, ``num_splits=``,
             ``seed=``, ``self_loops=``, ``sparse=``, …
-
-    Returns:
-        Features, structure, targets, splits, metric and protocol.
 
     Raises:
         ValueError: If there is no such data set or option, or an option has no such value.
@@ -76,21 +73,21 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def register_dataset(
     name: str, loader: Callable[..., Task], *, about: str = "", kind: Kind = "nodes", metric: str = "any"
 ) -> Entry:
-    """Adds your own data set, so that `load`, ``fit``, ``tune`` and all else take its name.
+    """Adds your own data set, so that `load`, ``fit``, ``tune`` and everything else take its name.
 
-    The name is known in this process. A command line knows it where an installed package names the loader in the
-    entry-point group ``difformer.datasets``, or without a name as ``package.module:function``.
+    The name is known in this process. The command line knows it if an installed package names the loader in the
+    entry-point group ``difformer.datasets``; without a name it takes ``package.module:function``.
 
     Args:
         name: What `load` and ``difformer fit`` take.
         loader: A function ``(*, options…) -> Task`` whose options have defaults, or ``(name, root=None, *, options…)``
             if it looks for files in the folder of ``--root``.
-        about: One sentence; left out, the first line of the function's docstring.
+        about: One sentence; by default the first line of the function's docstring.
         kind: ``"nodes"``, ``"series"`` or ``"graphs"``, for the list of data sets.
         metric: What is reported, likewise.
 
     Raises:
-        UserError: If the name is that of a data set of the package, or the loader takes its options otherwise.
+        UserError: If the package has a data set of that name, or the loader has another signature.
 
     Example:
         >>> from difformer.data import from_arrays
@@ -150,12 +147,12 @@ def loader_of(name: str) -> Callable[..., Task | Reader]:
 
 
 def dataset_options(name: str) -> dict[str, Any]:
-    """What `load` can be asked for a data set: every option with its default."""
+    """The options that `load` takes for a data set, with their defaults."""
     return {p.name: p.default for p in _keyword_parameters(loader_of(name))}
 
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Annotations of the options that a loader takes by keyword alone: ``{"knn": "int | None", …}``."""
+    """Annotations of the keyword-only options of a loader: ``{"knn": "int | None", …}``."""
     found = {}
     for p in _keyword_parameters(function):
         kind = type(p.default) if p.annotation is inspect.Parameter.empty else p.annotation

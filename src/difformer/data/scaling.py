@@ -1,10 +1,10 @@
-"""Columns of a user's features on one scale, on request; the data sets that come by name say what is done to theirs.
+"""Columns of features on one scale.
 
     dense    x̃_ij = (x_ij - μ_j) / σ_j     μ_j the mean, σ_j the deviation of column j
     sparse   x̃_ij = x_ij / ρ_j             ρ_j the quadratic mean of column j; zeros stay zeros
 
-over all rows, whatever part of a split they are in: features are known of all of them, and no label is looked at.
-Columns that do not change are shifted only. What new rows need is kept in the task: `Task.scaled`.
+over all rows of all parts of a split: no label is used. Constant columns are shifted only. `Task.scaled` brings new
+rows to the same scale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.data.sparse import csr
+from difformer.data.sparse_features import csr
 from difformer.errors import UserError
 
 SHOWN = 6  # columns whose numbers a note gives
@@ -25,7 +25,7 @@ CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding
 
 @dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal
 class Scaling:
-    """What the columns are shifted (None keeps zeros) and divided by, in double precision, taken from `rows` rows."""
+    """What columns are shifted (None keeps zeros) and divided by, in double precision, computed from `rows` rows."""
 
     shift: Tensor | None
     scale: Tensor
@@ -69,9 +69,9 @@ class Scaling:
 
 
 def uneven(x: Tensor, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """A note where the columns of a dense matrix differ so much in size that a model sees the largest alone.
+    """A note if the columns of a dense matrix differ so much in size that only the largest would matter to a model.
 
-    Columns of 0 and 1 count as half, however rare their ones are; columns that do not change do not count.
+    Columns of 0 and 1 count as deviation ½, constant columns do not count.
     """
     if x.layout != torch.strided or x.shape[1] < 2:
         return ()
@@ -90,9 +90,9 @@ def uneven(x: Tensor, names: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of every column in double precision; the deviation is 0 where it is rounding alone."""
+    """Mean and deviation of every column in double precision; the deviation is 0 where it is only rounding."""
     shift = x.mean(0, dtype=torch.double)
-    # One block of rows after the other: a large table is not copied in double precision as a whole.
+    # In blocks of rows, so that a large table is not copied in double precision as a whole.
     square = torch.stack([(part.double() - shift).square().sum(0) for part in x.split(8192)]).sum(0)
     deviation = (square / x.shape[0]).sqrt()
     return shift, torch.where(deviation > CONSTANT * shift.abs(), deviation, 0.0)

@@ -1,12 +1,11 @@
-"""Splits: which instances are trained on, which choose the model, and which are only ever reported.
+"""Splits: which instances are trained on, which choose the model, and which are only reported.
 
-A split is an object with a name, so that two runs can be told to have used the same one. Instances in none of the three
-parts (unlabelled nodes, nodes without features) take part in propagation but in no loss and no metric. On disk a split
-is a small file: ``.npz`` (arrays) or ``.json`` (to be read by people), one split or several in each.
+Instances in none of the three parts (unlabelled nodes, nodes without features) take part in propagation but in no loss
+and no metric. On disk a split is a ``.npz`` or ``.json`` file with one or several splits.
 
-Makers of splits are pure functions of the targets, the protocol's numbers and a seed. They draw from the *candidates*:
-instances that carry a target (not -1, not NaN). Every draw is a ``torch.randperm`` on a CPU generator seeded with
-``seed``, so a split comes out alike on every machine, and its name says protocol and seed.
+Functions that make splits draw from the *candidates*: instances that carry a target (not -1, not NaN). Every draw is a
+``torch.randperm`` on a CPU generator seeded with ``seed``, so a split is the same on every machine; its name gives
+protocol and seed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Split:
     """Three disjoint sets of instance indices.
 
     Args:
-        name: How the split is called in reports, for example ``"random/seed=3"``.
+        name: Name in reports, for example ``"random/seed=3"``.
         train: Indices whose targets are trained on.
         valid: Indices whose targets choose epoch and hyper-parameters.
         test: Indices whose targets are only reported.
@@ -63,8 +62,7 @@ class Split:
             if not isinstance(index, Tensor):
                 problem = f"must be a tensor, got {type(index).__name__}; index_split takes lists and arrays"
             elif index.dtype != torch.long or index.dim() != 1:
-                got = f"{index.dtype} of shape {tuple(index.shape)}"
-                problem = f"must be a one-dimensional tensor of int64 indices, got {got}"
+                problem = f"must be a one-dimensional tensor of int64 indices, got {index.dtype} {tuple(index.shape)}"
             elif index.numel() and int(index.min()) < 0:
                 problem = f"holds the negative index {int(index.min())}"
             elif index.unique().numel() != index.numel():
@@ -92,11 +90,7 @@ class Split:
         return {"train": self.train, "valid": self.valid, "test": self.test}
 
     def check(self, num_instances: int) -> None:
-        """Refuse a split that points outside a task of `num_instances` instances.
-
-        Raises:
-            ValueError: If some index is not below `num_instances`.
-        """
+        """Raises a ValueError if some index is not below `num_instances`."""
         for part, index in self.parts().items():
             if index.numel() and int(index.max()) >= num_instances:
                 raise UserError(
@@ -133,8 +127,8 @@ def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
 def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
     """Read every split of a file.
 
-    Besides what `save_splits` writes, files with one unnamed split are read, its parts called ``train``, ``train_idx``
-    or ``train_index`` (likewise ``valid``/``val`` and ``test``); its name is then that of the file.
+    Besides what `save_splits` writes, files with one unnamed split are read, with parts called ``train``, ``train_idx``
+    or ``train_index`` (likewise ``valid``/``val`` and ``test``); the split is named after the file.
 
     Raises:
         DataError: If the file is broken, a part is absent, or the parts overlap.
@@ -171,7 +165,7 @@ def _suffix(path: str | os.PathLike[str]) -> str:
 
 
 def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
-    """The split whose parts have one of the names in `ALIASES`."""
+    """A split from parts whose names are in `ALIASES`."""
     parts = {}
     for part, aliases in ALIASES.items():
         present = [alias for alias in aliases if alias in found]
@@ -188,7 +182,7 @@ def index_split(name: str, train: Any, valid: Any, test: Any) -> Split:
 
 
 def _indices(given: Any, called: str) -> Tensor:
-    """Indices from a list, an array or a tensor, as one row of int64; errors call them `called`."""
+    """Indices from a list, an array or a tensor, as one row of int64; `called` names them in errors."""
     try:
         array = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
     except ValueError as error:
@@ -200,14 +194,7 @@ def _indices(given: Any, called: str) -> Tensor:
 
 
 def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: str = "published") -> tuple[Split, ...]:
-    """Published masks, ``[N]`` or ``[S, N]`` booleans, as S splits called ``"published/0"``, ``"published/1"``, …
-
-    Args:
-        train_masks: True where an instance is trained on.
-        valid_masks: True where it chooses the model.
-        test_masks: True where it is reported.
-        name: Of the protocol.
-    """
+    """Published masks, ``[N]`` or ``[S, N]`` booleans, as S splits called ``"published/0"``, ``"published/1"``, …"""
     masks = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
     if any(mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()) for mask in masks):
         raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
@@ -236,24 +223,23 @@ def random_split(
 ) -> Split:
     """Candidates in random order, cut into three parts.
 
-    Train and valid hold ⌊fraction · n⌋ of the n candidates. Test holds all that is left where the fractions sum to
-    one, ⌊fraction · n⌋ otherwise.
+    Train and valid hold ⌊fraction · n⌋ of the n candidates. Test holds the rest if the fractions sum to one, otherwise
+    ⌊fraction · n⌋.
 
     Args:
-        target: Targets, or the number of instances where all of them may be drawn.
+        target: Targets, or the number of instances if all of them may be drawn.
         fractions: Train, valid and test; each ≥ 0, together at most 1.
-        seed: Of the draw.
+        seed: Seed of the draw.
         stratify: Keep the proportions of the classes in every part, to within one instance per class and cut.
-        name: Instead of the name made from the fractions and the seed.
+        name: Replaces the name made from the fractions and the seed.
     """
     try:
         fits = len(fractions) == 3 and min(fractions) >= 0 and 0 < sum(fractions) <= 1 + 1e-9
     except TypeError:
         fits = False
     if not fits:
-        raise UserError(
-            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {fractions!r}"
-        )
+        expected = "three shares ≥ 0 (train, valid, test) that sum to at most 1"
+        raise UserError(f"fractions: expected {expected}, got {fractions!r}")
     candidates = torch.arange(int(target)) if isinstance(target, (int, np.integer)) else labelled(target)
     n = candidates.numel()
     order = torch.randperm(n, generator=_generator(seed))
@@ -280,7 +266,7 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def fraction_split(target: Any, *, protocol: str, seed: int = 0) -> Split:
-    """`random_split` with the fractions written as people write them: ``"10/10/80"``, ``"50/25/25"``."""
+    """`random_split` with the fractions as percentages: ``"10/10/80"``, ``"50/25/25"``."""
     try:
         train, valid, test = (float(part) / 100 for part in protocol.split("/"))
     except ValueError as error:
@@ -298,7 +284,7 @@ def per_class_split(
     exclude: Any = None,
     name: str | None = None,
 ) -> Split:
-    """`per_class` labels of every class to train; of all the others, in random order, `num_valid` and `num_test`.
+    """`per_class` labels of every class to train; of the others, in random order, `num_valid` and `num_test`.
 
     With ``num_test=None`` all the rest is test. This is the protocol of the citation graphs (20, 500, 1000). Instances
     in `exclude` are never drawn.
@@ -331,7 +317,7 @@ def per_class_split(
     if rest.numel() < last:
         raise UserError(
             f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {rest.numel()} labelled "
-            f"instances are left after {per_class} a class went to training"
+            f"instances are left after {per_class} per class went to training"
         )
     called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
     return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
@@ -343,17 +329,13 @@ def labels_per_class_split(y: Any, *, per_class: int, num_valid: int = 1000, see
 
 
 def authors_split(y: Any, *, per_class: int = 20, num_valid: int = 500, num_test: int = 1000) -> Split:
-    """The one split on which the authors' code reports the citation graphs: `per_class_split` with seed 123.
-
-    Class by class one ``randperm`` of its nodes, the first 20 to training; the others of all classes, kept class after
-    class in the order just drawn, take one more ``randperm``, and the first 500 and the next 1000 are valid and test.
-    """
+    """The one split on which the authors' code reports the citation graphs: `per_class_split` with seed 123."""
     sizes = {"per_class": per_class, "num_valid": num_valid, "num_test": num_test}
     return per_class_split(y, **sizes, seed=AUTHORS_SEED, name="authors/seed=123")
 
 
 def time_split(num_snapshots: int, *, ratio: Sequence[float] = (2, 2, 6)) -> Split:
-    """Snapshots in time order: the first to train, the next to valid, the last to test; nothing is drawn."""
+    """Snapshots in time order: the first to train, the next to valid, the last to test."""
     if len(ratio) != 3 or min(ratio) < 0 or sum(ratio) <= 0:
         raise UserError(f"ratio: expected three numbers ≥ 0 with a positive sum, got {tuple(ratio)}")
     train, valid = (_floor(num_snapshots * part / sum(ratio)) for part in ratio[:2])

@@ -1,6 +1,4 @@
-"""A task: everything a model and a training loop need to know of a data set, and nothing of where it came from.
-
-Three kinds cover all inputs of the package:
+"""A task: everything a model and a training loop need to know about a data set. There are three kinds:
 
 * ``"nodes"``: N instances with features ``x [N, F]``, perhaps a graph, one target each; splits index instances.
 * ``"series"``: T snapshots of N nodes, ``x [T, N, F]``, targets ``y [T, N]``; splits index snapshots in time order.
@@ -31,7 +29,7 @@ Problem = Literal["multiclass", "multilabel", "regression"]
 
 @dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal; `fingerprint` can
 class Task:
-    """Features, structure, targets, splits, metric and the protocol's name.
+    """Features, structure, targets, splits, metric and protocol.
 
     Args:
         name: The data set, for example ``"cora"``.
@@ -44,16 +42,16 @@ class Task:
         y: Targets.
         splits: At least one.
         num_outputs: Columns a model must give: classes, targets, or 1.
-        edge_index: ``[2, E]`` int64, row 0 sources and row 1 targets, both directions of an undirected edge listed,
-            self-loops present where the protocol has them; for series also a tuple with one per snapshot; None without
-            a graph. For ``"graphs"`` indices are global (already offset by ``node_ptr``).
+        edge_index: ``[2, E]`` int64, row 0 sources and row 1 targets, both directions of an undirected edge listed;
+            for series also a tuple with one per snapshot; None without a graph. For ``"graphs"`` indices are global
+            (already offset by ``node_ptr``).
         edge_weight: ``[E]`` floats, or a tuple as for ``edge_index``; None where every weight is one.
         node_ptr: For ``"graphs"``: nodes of graph g are ``node_ptr[g]:node_ptr[g + 1]``.
         class_names: Names of the classes or target columns, where known.
         instance_names: Names of nodes or graphs, where known.
-        notes: Anything a reader of results should know, one sentence each.
+        notes: What a reader of results should know, one sentence each.
         feature_names: Names of the columns of `x`, where known; new rows are matched against them.
-        scaling: What the columns of `x` were shifted and divided by, where they were; see `scaled`.
+        scaling: What the columns of `x` were shifted and divided by; see `scaled`.
         preprocessing: How the raw columns of a user's table became `x`, where they held more than numbers.
 
     Raises:
@@ -84,7 +82,7 @@ class Task:
             raise UserError(f"task {self.name!r}: {problem}")
 
     def __repr__(self) -> str:
-        """Sizes in one line; `describe` says more, and tensors say themselves what they hold."""
+        """Sizes in one line; `describe` says more."""
         facts = self.facts()
         words = [f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int) and name != "splits"]
         count = len(self.splits)
@@ -116,15 +114,11 @@ class Task:
         return replace(self, splits=(splits,) if isinstance(splits, Split) else tuple(splits))
 
     def scaled(self, x: Tensor) -> Tensor:
-        """New rows, as they come, on the scale of this task's features; unchanged where these are as they came."""
+        """New rows on the scale of this task's features; unchanged if these were not scaled."""
         return x if self.scaling is None else self.scaling(x)
 
     def check_finite(self) -> None:
-        """Refuse features or weights that are NaN or infinite.
-
-        Raises:
-            ValueError: Naming the first such entry.
-        """
+        """Raises a ValueError that names the first feature or weight that is NaN or infinite."""
         features = self.x.values() if self.x.layout == torch.sparse_csr else self.x
         for part, values in (("x", features), *(("edge_weight", weight) for weight in _each(self.edge_weight))):
             if values is not None and not bool(values.isfinite().all()):
@@ -188,13 +182,11 @@ def _each(part: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor | None, ...]
     return part if isinstance(part, tuple) else (part,)
 
 
-# What must hold between the parts of a task, checked once when it is made, so that no model meets a wrong shape. Every
-# check is one pass over what it checks: a graph of sixty million edges costs a second. The first problem is raised, so
-# that a check may rely on those above it.
-
-
 def _problems(task: Task) -> Iterator[str]:
-    """What contradicts what in a task, naming the field."""
+    """Contradictions between the parts of a task, naming the field; a check may rely on those above it.
+
+    Every check is one pass over what it checks: a graph of sixty million edges takes a second.
+    """
     for name, given, known in (("kind", task.kind, get_args(Kind)), ("problem", task.problem, get_args(Problem))):
         if given not in known:
             yield f"{name} must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {given!r}"
@@ -257,10 +249,9 @@ def _structure_problems(task: Task) -> Iterator[str]:
     if task.kind != "graphs":
         if ptr is not None:
             yield f"node_ptr is for 'graphs' tasks, this one is {task.kind!r}"
-    elif ptr is None or ptr.dtype != torch.long or ptr.shape != (task.y.shape[0] + 1,):
+    elif ptr is None or ptr.dtype != torch.long or ptr.shape != (len(task.y) + 1,):
         got = "none" if ptr is None else f"{ptr.dtype} of shape {tuple(ptr.shape)}"
-        count = task.y.shape[0]
-        yield f"a task of {count} graphs needs node_ptr, int64 of shape [{count + 1}]; got {got}"
+        yield f"a task of {len(task.y)} graphs needs node_ptr, int64 of shape [{len(task.y) + 1}]; got {got}"
     elif int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
         yield f"node_ptr must rise from 0 to the number of nodes, {nodes}; got {ptr[0]} … {ptr[-1]}"
     if index is None:
@@ -277,8 +268,8 @@ def _structure_problems(task: Task) -> Iterator[str]:
             yield f"edge_weight must be a tuple of {len(index)}, one per snapshot, as edge_index is"
     elif isinstance(weight, tuple):
         yield "edge_weight is a tuple, but edge_index is one tensor"
-    weights = _each(weight) if weight is not None else [None] * len(_each(index))
-    for ends, its_weight in zip(index if isinstance(index, tuple) else (index,), weights, strict=True):
+    graphs = index if isinstance(index, tuple) else (index,)
+    for ends, its_weight in zip(graphs, [None] * len(graphs) if weight is None else _each(weight), strict=True):
         if ends.dtype != torch.long or ends.dim() != 2 or ends.shape[0] != 2:
             yield f"edge_index must be int64 of shape [2, E], got {ends.dtype} of shape {tuple(ends.shape)}"
         if ends.numel():

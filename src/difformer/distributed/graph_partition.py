@@ -34,7 +34,7 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.errors import require
-from difformer.data.sparse import take_rows
+from difformer.data.sparse_features import take_rows
 from difformer.errors import UserError
 
 METHODS = ("auto", "metis", "stream")

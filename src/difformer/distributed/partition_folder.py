@@ -25,7 +25,7 @@ from torch import Tensor
 
 from difformer.data import Preprocessing, Split, Task
 from difformer.data.errors import DataError
-from difformer.data.sparse import csr
+from difformer.data.sparse_features import csr
 from difformer.distributed.graph_partition import NONE, Part, Quality, cut, partition, quality
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble

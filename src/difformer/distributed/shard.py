@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split
-from difformer.data.sparse import csr
+from difformer.data.sparse_features import csr
 from difformer.distributed.graph_partition import Part
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.senders import Plan, Rows, ShardedGraph

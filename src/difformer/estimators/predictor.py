@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from difformer.attention import restore
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
-from difformer.data.sparse import SPARSE_BELOW, from_scipy
+from difformer.data.sparse_features import SPARSE_BELOW, from_scipy
 from difformer.estimators.population import Scaling, find_rows, row_digests
 from difformer.estimators.problem import LinearPart, threads_for
 from difformer.estimators.row_graph import RowSearch, SparseRowSearch, edges_of

@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
 from difformer.data.own.graphs import edge_ends
-from difformer.data.sparse import to_scipy
+from difformer.data.sparse_features import to_scipy
 from difformer.errors import UserError
 from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph

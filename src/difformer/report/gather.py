@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task, induced_subgraph
 from difformer.data.own.preprocessing import SINGLE, written
-from difformer.data.sparse import take_rows
+from difformer.data.sparse_features import take_rows
 from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel

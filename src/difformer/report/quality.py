@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
-from difformer.data.sparse import to_scipy
+from difformer.data.sparse_features import to_scipy
 from difformer.report import gather
 from difformer.report.gather import Material
 from difformer.training.metrics import class_counts, column_aucs, find_metric

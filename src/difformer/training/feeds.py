@@ -29,7 +29,7 @@ from difformer.attention.segments import Segments
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, SnapshotBatch, SnapshotBatches
 from difformer.data.knn import knn_graph
-from difformer.data.sparse import take_rows
+from difformer.data.sparse_features import take_rows
 from difformer.data.task import update_digest
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes

@@ -18,7 +18,7 @@ from scipy.sparse import vstack
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
-from difformer.data.sparse import from_scipy, to_scipy
+from difformer.data.sparse_features import from_scipy, to_scipy
 from difformer.diffusivity import as_diffusivity
 from difformer.errors import UserError
 from difformer.files import RunFolderError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from difformer.attention.segments import Segments
 from difformer.data.knn import knn_graph
-from difformer.data.sparse import take_rows
+from difformer.data.sparse_features import take_rows
 from difformer.graph import Graph
 from difformer.nn.checks import check_count
 from difformer.nn.protocol import Features

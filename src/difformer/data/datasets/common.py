@@ -1,7 +1,7 @@
-"""What readers of published data sets share.
+"""What the readers of published data sets, and the generators, share.
 
-A reader is a dataclass: its fields are the options that `load` takes, explained in its docstring and in those of its
-bases, and `ENTRIES` lists its protocols. `content` says what its files hold, `task` what is made of that.
+A reader is a dataclass. Its fields are the options of `load`, explained in its docstring and in those of its bases;
+`ENTRIES` lists its protocols. `content` reads the files, `task` turns what they hold into a task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,34 +26,37 @@ from difformer.data.edges import undirected
 from difformer.data.errors import DAMAGE, DataError
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, cache_folder, locate, reading
-from difformer.data.sparse import checked_csr, feature_tensor
+from difformer.data.sparse_features import checked_csr, feature_tensor
 from difformer.data.split import Split, fraction_split, labels_per_class_split
-from difformer.data.task import Task
+from difformer.data.task import Problem, Task
 from difformer.errors import UserError
 from difformer.files import atomic_write
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-Splits = tuple[tuple[Split, ...], str]  # and how the protocol speaks of them
+Splits = tuple[tuple[Split, ...], str]  # and their description in the protocol
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A published data set."""
+    """A published data set.
+
+    Args:
+        protocol: How data are prepared and split; `difformer datasets NAME` lists the choices.
+    """
 
     name: str
     root: str | os.PathLike[str] | None = None
-    _: KW_ONLY
-    protocol: str = "paper"
 
-    choices: ClassVar[tuple[tuple[str, tuple[str | None, ...]], ...]] = ()  # options that take one of a few words
+    choices: ClassVar[tuple[tuple[str, tuple[str | None, ...]], ...]] = ()  # options with a fixed set of values
 
     def load(self) -> Task:
         """Finds or downloads the files and makes the task."""
-        for option, allowed in (("protocol", ENTRIES[self.name].protocols), *self.choices):
+        protocols, forms = ENTRIES[self.name].protocols, ENTRIES[self.name].forms
+        for option, allowed in (*[("protocol", protocols)] * bool(protocols), *self.choices):
             if (value := getattr(self, option)) not in allowed:
                 raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
-        if not ENTRIES[self.name].forms:
+        if not forms:
             return self.task(None)
         found = self.locate()
         with reading(found):
@@ -64,7 +67,7 @@ class Reader:
         return locate(self.name, self.root)
 
     def content(self, found: Found) -> Any:
-        """What the files hold, checked: arrays as they are, or what `read` makes of other forms, kept in the cache."""
+        """What the files hold, checked: prepared arrays, or what `read` makes of other forms, kept in the cache."""
         if found.form == "arrays":
             return read_npz(found.path)
         return processed(self.name, lambda: self.read(found), sources=found.paths)
@@ -75,14 +78,31 @@ class Reader:
     def task(self, content: Any) -> Task:
         raise NotImplementedError
 
+    def make_task(self, x: Tensor, y: Tensor, splits: Splits, *said: str, problem: Problem, **parts: Any) -> Task:
+        """A task of these parts; the protocol is the description of the splits, followed by `said`."""
+        entry = ENTRIES[self.name]
+        outputs = max(int(y.max()) + 1, 2) if problem == "multiclass" else y.shape[1] if problem == "multilabel" else 1
+        return Task(
+            name=self.name,
+            kind=entry.kind,  # type: ignore[arg-type]
+            problem=problem,
+            metric=entry.metric,
+            protocol="; ".join([splits[1], *said]),
+            x=x,
+            y=y,
+            splits=splits[0],
+            notes=(*parts.pop("notes", ()), *entry.notes),
+            **{"class_names": entry.class_names, "num_outputs": outputs, **parts},
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeededReader(Reader):
     """With random splits.
 
     Args:
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
+        num_splits: Number of splits.
+        seed: Seed of the first split; the others use the seeds that follow.
     """
 
     num_splits: int = 5
@@ -92,17 +112,17 @@ class SeededReader(Reader):
         return seeded(make, self.num_splits, self.seed, said)
 
     def shares(self, y: Array, shares: str, said: str) -> Splits:
-        """Random shares of what is labelled, written as ``"50/25/25"``."""
+        """Random shares of the labelled instances, written as ``"50/25/25"``."""
         return self.draw(lambda s: fraction_split(torch.from_numpy(y), protocol=shares, seed=s), said)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphReader(Reader):
-    """Nodes of one graph, which are classified.
+    """Node classification on one graph.
 
     Args:
         self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
+        sparse: Features as sparse CSR (True), dense (False), or chosen by their density (None).
     """
 
     self_loops: bool = True
@@ -111,23 +131,21 @@ class GraphReader(Reader):
     def content(self, found: Found) -> Any:
         return node_graph(super().content(found))
 
-    def node_task(self, graph: Mapping[str, Any], splits: Splits, *, steps: str, **names: Any) -> Task:
-        """A task of what `node_graph` gives; `steps` says what was done to the features."""
-        parts, protocol = splits
-        labels, metric = torch.from_numpy(graph["y"]), ENTRIES[self.name].metric
+    def node_task(self, graph: Mapping[str, Any], splits: Splits, *, steps: str = "", **parts: Any) -> Task:
+        """A task of what `node_graph` gives; `steps` describes how the features were made."""
+        x, row = graph["x"], getattr(self, "features", "raw") == "row"
+        steps = steps or ("rows of features sum to one" if row else "features as published")
         loops = "self-loops added" if self.self_loops else "self-loops removed"
-        return Task(
-            name=self.name,
-            kind="nodes",
+        return self.make_task(
+            feature_tensor(row_normalised(x) if row else x, as_sparse=self.sparse),
+            torch.from_numpy(graph["y"]),
+            splits,
+            steps,
+            f"edges undirected, {loops}",
+            ENTRIES[self.name].metric,
             problem="multiclass",
-            metric=metric,
-            protocol=f"{protocol}; {steps}; edges undirected, {loops}; {metric}",
-            x=feature_tensor(graph["x"], as_sparse=self.sparse),
-            y=labels,
-            splits=parts,
-            num_outputs=max(int(labels.max()) + 1, 2),
-            edge_index=undirected(graph["edge_index"], len(labels), self_loops=self.self_loops),
-            **names,
+            edge_index=undirected(graph["edge_index"], x.shape[0], self.self_loops),
+            **parts,
         )
 
 
@@ -148,25 +166,13 @@ class InstanceReader(SeededReader):
         said = f"paper: {self.per_class} labels per class, 1000 for validation, the rest test"
         return self.draw(lambda s: labels_per_class_split(y, per_class=self.per_class, num_valid=1000, seed=s), said)
 
-    def instance_task(self, x: Tensor, y: Tensor, splits: Splits, *, steps: str, **names: Any) -> Task:
-        parts, protocol = splits
-        edge_index = None
+    def instance_task(self, x: Tensor, y: Tensor, splits: Splits, steps: str, **parts: Any) -> Task:
+        edge_index, graph = None, "no graph"
         if self.knn is not None:
             edge_index = knn_graph(x, self.knn, metric="euclidean", include_self=True, symmetric=True)
-        graph = "no graph" if self.knn is None else f"graph of {self.knn} nearest neighbours (self counted), undirected"
-        return Task(
-            name=self.name,
-            kind="nodes",
-            problem="multiclass",
-            metric="accuracy",
-            protocol=f"{protocol}; {steps}; {graph}; accuracy",
-            x=x,
-            y=y,
-            splits=parts,
-            num_outputs=int(y.max()) + 1,
-            edge_index=edge_index,
-            **names,
-        )
+            graph = f"graph of {self.knn} nearest neighbours (self counted), undirected"
+        said = (steps, graph, "accuracy")
+        return self.make_task(x, y, splits, *said, problem="multiclass", edge_index=edge_index, **parts)
 
 
 def seeded(make: Callable[[int], Split], num_splits: int, seed: int, said: str) -> Splits:
@@ -177,8 +183,15 @@ def seeded(make: Callable[[int], Split], num_splits: int, seed: int, said: str) 
     return tuple(make(seed + i) for i in range(num_splits)), f"{said}, {seeds}"
 
 
+def shuffled(count: int, seed: int) -> Array:
+    """0 … count - 1 as the legacy numpy generator shuffles them: published splits and orders were drawn by it."""
+    order = np.arange(count)
+    np.random.RandomState(seed).shuffle(order)
+    return order
+
+
 def node_graph(arrays: Mapping[str, Any]) -> Contents:
-    """Arrays with ``x [N, F]``, perhaps sparse, ``y [N]`` and ``edge_index [2, E]``, which fit each other."""
+    """Arrays with ``x [N, F]``, dense or sparse, ``y [N]`` and ``edge_index [2, E]``, checked against each other."""
     x = arrays["x"] if "x" in arrays else csr_of(arrays)
     y, edges, num_nodes = arrays["y"], arrays["edge_index"], x.shape[0]
     if y.shape != (num_nodes,):
@@ -190,7 +203,7 @@ def node_graph(arrays: Mapping[str, Any]) -> Contents:
 
 
 def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int | None = None) -> None:
-    """Refuse edges ``[E, 2]`` of nodes that are not there; `line` is that of the first in a text file."""
+    """Refuses edges ``[E, 2]`` of nodes that do not exist; `line` is the line of the first edge in a text file."""
     if pairs.size and (pairs.min() < 0 or pairs.max() >= num_nodes):
         row = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=1))[0])
         place: dict[str, Any] = {"row": row} if line is None else {"line": line + row}
@@ -199,15 +212,14 @@ def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int |
 
 
 def row_normalised(x: Any) -> Any:
-    """Rows that sum to one, x_ij / Σ_k x_ik; rows of zeros stay as they are. Takes and gives scipy CSR, float32."""
+    """Rows that sum to one, x_ij / Σ_k x_ik; rows with sum zero stay as they are. Scipy CSR, float32."""
     matrix = sp.csr_matrix(x, dtype=np.float32, copy=True)
-    # Summed one by one in double precision: scipy's own sum adds in an order and a precision that depend on its
-    # version, and the last bit of a feature would tell one machine from another.
+    # Summed one by one in double precision: the order and precision of scipy's own sum depend on its version, and the
+    # last bit of a feature would differ between machines.
     wide = matrix.data.astype(np.float64)
     count = np.diff(matrix.indptr)
     total = np.bincount(np.repeat(np.arange(matrix.shape[0]), count), weights=wide, minlength=matrix.shape[0])
-    wide /= np.repeat(np.where(total == 0, 1.0, total), count)
-    matrix.data[:] = wide
+    matrix.data[:] = wide / np.repeat(np.where(total == 0, 1.0, total), count)
     return matrix
 
 
@@ -219,28 +231,24 @@ def csr_of(arrays: Mapping[str, Any], prefix: str = "x") -> Any:
 
 def csr_arrays(matrix: Any) -> Arrays:
     """The arrays that `csr_of` reads."""
-    parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return {**{f"x_{key}": part for key, part in parts.items()}, "x_shape": np.asarray(matrix.shape, dtype=np.int64)}
+    shape = np.asarray(matrix.shape, dtype=np.int64)
+    return {"x_data": matrix.data, "x_indices": matrix.indices, "x_indptr": matrix.indptr, "x_shape": shape}
 
 
 def one_hot_columns(table: Array) -> Any:
-    """One indicator column for every value that occurs in every column of `table`, side by side, as scipy CSR."""
-    blocks = []
-    for column in table.T:
-        values, code = np.unique(column, return_inverse=True)
-        ones = np.ones(len(column), dtype=np.float32)
-        blocks.append(sp.csr_matrix((ones, (np.arange(len(column)), code)), shape=(len(column), len(values))))
-    return sp.hstack(blocks, format="csr")
+    """One indicator column per value of each column of `table`, values ascending, as scipy CSR of float32."""
+    from sklearn.preprocessing import OneHotEncoder
+
+    return OneHotEncoder(dtype=np.float32).fit_transform(table)
 
 
 def processed(
     name: str, build: Callable[[], Arrays], *, sources: Sequence[Path], options: Mapping[str, object] | None = None
 ) -> Arrays:
-    """The arrays that `build` makes; they are kept in the cache, never beside their source, and found there next time.
+    """The arrays that `build` makes, from the cache if they were made before; nothing is written beside their source.
 
-    The key is all they depend on: `name`, `options`, and place, size and time of change of every source file. When one
-    of them changes, the old arrays are not found. No array may hold Python objects. If the cache cannot be written, a
-    warning says so.
+    The key is all they depend on: `name`, `options`, and path, size and modification time of every source file. No
+    array may hold Python objects. If the cache cannot be written, a warning says so.
     """
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     text = json.dumps([name, 1, dict(options or {}), stats], sort_keys=True, default=str)
@@ -249,7 +257,7 @@ def processed(
     if path.is_file():
         try:
             return read_npz(path)
-        except DAMAGE as error:  # what it was made from is still there
+        except DAMAGE as error:
             warnings.warn(f"{path} cannot be read ({error}) and is made anew", stacklevel=2)
     arrays = build()
     try:

@@ -3,15 +3,15 @@
 CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all 13,000 labelled images,
 training set first. Protocol ``"paper"``: 10, 50 or 100 labels per class, 1000 images for validation, the rest for test.
 
-Features: ``"simclr"`` (512 columns, learned without labels; a file that ``benchmarks/simclr`` makes), or without
-any training ``"pca"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
+Features: ``"simclr"`` (512 columns, learned without labels; a file that ``benchmarks/simclr`` makes), or ``"pca"`` and
+``"pixels"``, which need no training; for these STL-10's images are shrunk to 32 × 32 first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +20,13 @@ import torch
 from torch.nn import functional as F
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.catalogue import ENTRIES, members
+from difformer.data.catalogue import ENTRIES
 from difformer.data.datasets.common import Array, Arrays, InstanceReader, processed
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.task import Task
 from difformer.errors import UserError
 
-CLASSES = {
-    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    "stl10": ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),
-}
 PER_CLASS_KEPT = 1500
 SIDE, STL10_SIDE = 32, 96
 IMAGES_AT_A_TIME = 1000
@@ -41,12 +37,12 @@ class Images(InstanceReader):
     """CIFAR-10, 15,000 images of it, or STL-10, 13,000.
 
     Args:
-        protocol: ``"paper"``.
         features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
         per_class: Training labels per class; 10, 50 and 100 in the paper.
         pca_dim: Columns of ``"pca"``.
     """
 
+    protocol: str = "paper"
     features: str = "simclr"
     pca_dim: int = 64
     choices = (("features", ("simclr", "pca", "pixels")),)
@@ -67,22 +63,20 @@ class Images(InstanceReader):
                 full = read_images(found)["images"]
             return shrink_images(full, SIDE)
 
+        def components() -> Arrays:
+            return {"features": pca_features(small(), self.pca_dim)}
+
         shrunk = f" of images shrunk to {SIDE} × {SIDE}" if self.name == "stl10" else ""
         if self.features == "simclr":
             x, steps = self._simclr(labels), "SimCLR features, learned without labels"
         elif self.features == "pixels":
             x, steps = small().reshape(len(labels), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
         else:
-            x = processed(
-                f"{self.name}-pca",
-                lambda: {"features": pca_features(small(), self.pca_dim)},
-                sources=found.paths,
-                options={"dim": self.pca_dim},
-            )["features"]
+            options = {"dim": self.pca_dim}
+            x = processed(f"{self.name}-pca", components, sources=found.paths, options=options)["features"]
             steps = f"{self.pca_dim} principal components of pixels{shrunk}"
-        y = torch.from_numpy(labels)
-        features = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-        return self.instance_task(features, y, self.few_labels(y), steps=steps, class_names=CLASSES[self.name])
+        y, features = torch.from_numpy(labels), torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+        return self.instance_task(features, y, self.few_labels(y), steps)
 
     def _learned(self) -> Path:
         check_folders(self.root)
@@ -117,14 +111,12 @@ class Images(InstanceReader):
 
 
 def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
-    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64, in the order of the task: what SimCLR is trained on.
+    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64 of ``"cifar10"`` or ``"stl10"``, in the order of the task.
 
-    Args:
-        name: ``"cifar10"`` or ``"stl10"``.
-        root: Folder to search first.
+    This is what SimCLR is trained on. `root` is the folder to search first.
     """
-    if name not in CLASSES:
-        raise UserError(f"name must be one of {', '.join(map(repr, CLASSES))}; got {name!r}")
+    if name not in ("cifar10", "stl10"):
+        raise UserError(f"name must be one of 'cifar10', 'stl10'; got {name!r}")
     found = locate(name, root)
     with reading(found):
         arrays = read_images(found)
@@ -134,21 +126,27 @@ def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[
 def read_images(found: Found, *, labels_only: bool = False) -> Arrays:
     """``images [N, H, W, 3]`` uint8 and ``labels [N]``; with `labels_only` without images where the files allow it."""
     if found.form == "subset":  # an NPZ gives one array without reading the others
-        return read_npz(found.path, ("labels",) if labels_only else ("images", "labels"))
+        arrays = read_npz(found.path, ("labels",) if labels_only else ("images", "labels"))
+        if "images" in arrays and (arrays["images"].shape[1:] != (SIDE, SIDE, 3) or arrays["images"].dtype != np.uint8):
+            images = arrays["images"]
+            raise DataError(f"images must have shape [N, {SIDE}, {SIDE}, 3], uint8, got {images.dtype} {images.shape}")
+        return arrays
     if found.form == "folder":
         paths = [path for path in found.paths if not labels_only or path.name.endswith("_y.bin")]
         return read_stl10({path.name: path.read_bytes() for path in paths})
-    read = _cifar_archive if found.name == "cifar10" else _stl_archive
-    return processed(found.name, lambda: read(found), sources=found.paths)
+    stl = found.name == "stl10"
+    stl_names = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
+    names = stl_names if stl else [f"data_batch_{i}.bin" for i in range(1, 6)]
+    read = read_stl10 if stl else read_cifar10
+    return processed(found.name, lambda: read(_unpack(found, names)), sources=found.paths)
 
 
-def _cifar_archive(found: Found) -> Arrays:
+def read_cifar10(files: dict[str, bytes]) -> Arrays:
     """The binary version of CIFAR-10, the first images of each class.
 
     An image has 3073 bytes: its label, then red, green and blue, row by row.
     """
-    records = b"".join(_unpack(found, [f"data_batch_{i}.bin" for i in range(1, 6)]))
-    size = 1 + 3 * SIDE * SIDE
+    records, size = b"".join(files.values()), 1 + 3 * SIDE * SIDE
     if not records or len(records) % size:
         raise DataError(f"{len(records)} bytes are not a whole number of images of {size} bytes")
     table = np.frombuffer(records, dtype=np.uint8).reshape(-1, size)
@@ -158,11 +156,6 @@ def _cifar_archive(found: Found) -> Arrays:
     kept = np.sort(np.concatenate([np.flatnonzero(labels == label)[:PER_CLASS_KEPT] for label in np.unique(labels)]))
     images = table[kept, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
     return {"images": np.ascontiguousarray(images), "labels": labels[kept]}
-
-
-def _stl_archive(found: Found) -> Arrays:
-    names = members("stl10", "folder")
-    return read_stl10(dict(zip(names, _unpack(found, names), strict=True)))
 
 
 def read_stl10(files: dict[str, bytes]) -> Arrays:
@@ -183,38 +176,20 @@ def read_stl10(files: dict[str, bytes]) -> Arrays:
     return {"labels": np.concatenate(labels), **({"images": np.concatenate(images)} if images else {})}
 
 
-def _unpack(found: Found, names: Iterable[str]) -> list[bytes]:
+def _unpack(found: Found, names: Collection[str]) -> dict[str, bytes]:
     """Members of a tar archive by their last name, in one pass that ends as soon as all are there."""
-    found_members: dict[str, bytes] = {}
-    wanted = list(names)
-    for path, content in tar_members(found.path, wanted):
-        found_members[path.rsplit("/", 1)[-1]] = content
-        if len(found_members) == len(wanted):
+    inside: dict[str, bytes] = {}
+    for path, content in tar_members(found.path, names):
+        inside[path.rsplit("/", 1)[-1]] = content
+        if len(inside) == len(names):
             break
-    if absent := [name for name in wanted if name not in found_members]:
+    if absent := [name for name in names if name not in inside]:
         raise DataError(f"the archive holds no {', '.join(absent)}", path=found.path)
-    return [found_members[name] for name in wanted]
-
-
-def check_images(images: Array) -> None:
-    """Refuses what is not ``[N, H, W, 3]`` uint8, and says how to get there."""
-    if not isinstance(images, np.ndarray):
-        raise UserError(f"images must be a numpy array of shape [N, H, W, 3], got {type(images).__name__}")
-    if images.ndim != 4 or images.shape[3] != 3:
-        hint = "; channels come last: transpose with images.transpose(0, 2, 3, 1)" if images.shape[1:2] == (3,) else ""
-        raise UserError(f"images must have shape [N, H, W, 3], got {images.shape}{hint}")
-    if images.dtype != np.uint8:
-        raise UserError(
-            f"images must be uint8 with values 0 to 255, got {images.dtype}; "
-            f"floats in [0, 1] become so by (255 * images).round().astype('uint8')"
-        )
-    if len(images) == 0:
-        raise UserError("images is empty: there is nothing to make features from")
+    return {name: inside[name] for name in names}
 
 
 def shrink_images(images: Array, side: int) -> Array:
-    """Square images ``[N, side, side, 3]`` uint8 of at most the old side, each pixel the mean of the area it covers."""
-    check_images(images)
+    """Images ``[N, side, side, 3]`` uint8, no larger than before, each pixel the mean of the area it covers."""
     if not 1 <= side <= min(images.shape[1:3]):
         raise UserError(f"side must lie between 1 and {min(images.shape[1:3])}, the images' own, got {side}")
     if images.shape[1:3] == (side, side):
@@ -230,17 +205,15 @@ def shrink_images(images: Array, side: int) -> Array:
 def pca_features(images: Array, dim: int = 64) -> Array:
     """Projections ``[N, dim]`` float32 of the pixels on their leading principal directions, largest variance first.
 
-    Of a direction's two signs the one is taken that makes its largest coefficient positive, so that the answer is
-    unique.
+    Each direction's sign makes its largest coefficient positive, so that the answer is unique.
     """
-    check_images(images)
     flat = images.reshape(len(images), -1)
     n, pixels = flat.shape
     if not 1 <= dim <= min(n - 1, pixels):
         raise UserError(f"dim must lie between 1 and {min(n - 1, pixels)} for {n} images of {pixels} values, got {dim}")
     from sklearn.decomposition import PCA
 
-    # Of few images the covariance would be larger than the data, and mostly empty.
+    # The covariance of few images would be larger than the images.
     solver = "full" if n <= pixels else "covariance_eigh"
     features: Array = PCA(dim, svd_solver=solver).fit_transform(flat / 255).astype(np.float32)
     return features

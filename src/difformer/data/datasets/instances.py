@@ -1,4 +1,4 @@
-"""Instances without a graph that are no images: 20 Newsgroups, and scikit-learn's small tables, which need no file.
+"""Instances without a graph: 20 Newsgroups, and scikit-learn's small tables, which need no file.
 
 20 Newsgroups are 9607 posts of ten groups as TF-IDF. Words are counted, English stop words left out, and kept where
 they occur in at least 5 % of the posts: 236 remain. Count c_ij of word j in post i becomes c_ij · (ln(n / d_j) + 1),
@@ -17,19 +17,17 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.datasets.common import Arrays, InstanceReader, csr_arrays, csr_of, processed
+from difformer.data.catalogue import ENTRIES
+from difformer.data.datasets.common import Arrays, InstanceReader, csr_arrays, csr_of, processed, shuffled
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.own.csv_files import lines_of
 from difformer.data.scaling import Scaling
-from difformer.data.sparse import feature_tensor
-from difformer.data.split import per_class_split
+from difformer.data.sparse_features import feature_tensor
+from difformer.data.split import labels_per_class_split
 from difformer.data.task import Task
 
-GROUPS = (
-    *("alt.atheism", "comp.sys.ibm.pc.hardware", "misc.forsale", "rec.autos", "rec.sport.hockey"),
-    *("sci.crypt", "sci.electronics", "sci.med", "sci.space", "talk.politics.guns"),
-)
+GROUPS = ENTRIES["20news"].class_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +35,11 @@ class TwentyNews(InstanceReader):
     """Newsgroup posts.
 
     Args:
-        protocol: ``"paper"``.
         per_class: Training labels per class; 100, 200 and 400 in the paper.
         sparse: Features as sparse CSR; one entry in nine is not zero, so that dense is the default.
     """
 
+    protocol: str = "paper"
     sparse: bool = False
 
     def content(self, found: Found) -> Any:
@@ -56,14 +54,9 @@ class TwentyNews(InstanceReader):
 
     def task(self, content: Any) -> Task:
         x, y, words = content
-        return self.instance_task(
-            feature_tensor(x, as_sparse=self.sparse),
-            y,
-            self.few_labels(y),
-            steps=f"TF-IDF of the {x.shape[1]} words in at least 5 % of the posts, rows of unit length",
-            class_names=GROUPS,
-            feature_names=tuple(words),
-        )
+        steps = f"TF-IDF of the {x.shape[1]} words in at least 5 % of the posts, rows of unit length"
+        features = feature_tensor(x, as_sparse=self.sparse)
+        return self.instance_task(features, y, self.few_labels(y), steps, feature_names=tuple(words))
 
 
 def tfidf(posts: Iterable[tuple[str, int]]) -> Arrays:
@@ -85,14 +78,13 @@ def tfidf(posts: Iterable[tuple[str, int]]) -> Arrays:
 
 
 def _posts_of_lines(found: Found) -> Iterator[tuple[str, int]]:
-    """One JSON object a line, with ``text`` and ``label``."""
+    """One JSON object per line, with ``text`` and ``label``."""
     for number, line in enumerate(lines_of(str(found.path), "utf-8"), start=1):
         post = json.loads(line)
         text, label = (post.get("text"), post.get("label", -1)) if isinstance(post, dict) else (None, -1)
         if not isinstance(text, str) or label not in range(len(GROUPS)):
-            raise DataError(
-                f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}", path=found.path, line=number
-            )
+            problem = f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}"
+            raise DataError(problem, path=found.path, line=number)
         yield text, label
 
 
@@ -115,15 +107,9 @@ def published_order(names: dict[str, list[str]]) -> list[tuple[str, str]]:
     """The order in which scikit-learn's `fetch_20newsgroups` gives the posts of the ten groups, ``subset="all"``.
 
     It shuffles the posts of all twenty groups of each part, sorted by group and number, with seed 0; chains the parts;
-    leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, hence its exactness
-    here. `names` holds ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
+    leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, so it must be exact.
+    `names` holds ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
     """
-
-    def shuffled(count: int, seed: int) -> Any:
-        index = np.arange(count)
-        np.random.RandomState(seed).shuffle(index)  # the order must be scikit-learn's, which this generator drew
-        return index
-
     chained: list[tuple[str, str]] = []
     for part in ("train", "test"):
         ordered = sorted(names[part], key=lambda name: tuple(name.split("/")))
@@ -137,9 +123,8 @@ class Table(InstanceReader):
     """One of scikit-learn's tables: few labels per class, half of the rest for validation, half for test.
 
     Args:
-        protocol: ``"random"``.
-        standardize: Columns of mean zero and variance one over all instances; features only, no label is used. New rows
-            for a trained model come unscaled and are brought to the same scale: `Task.scaled`.
+        standardize: Columns of mean zero and variance one over all instances; no label is used. `Task.scaled` brings
+            new rows to the same scale.
     """
 
     protocol: str = "random"
@@ -151,23 +136,19 @@ class Table(InstanceReader):
         from sklearn import datasets
 
         bunch = getattr(datasets, f"load_{self.name.replace('-', '_')}")()
-        x, y = np.asarray(bunch.data, dtype=np.float64), torch.from_numpy(np.asarray(bunch.target, dtype=np.int64))
-        scaling = None
-        if self.standardize:
-            mean, spread = x.mean(axis=0), x.std(axis=0)
-            scale = np.where(spread > 0, spread, 1.0)
-            x, scaling = (x - mean) / scale, Scaling(torch.from_numpy(mean), torch.from_numpy(scale), len(x))
+        x, y = torch.tensor(bunch.data, dtype=torch.double), torch.tensor(bunch.target, dtype=torch.long)
+        scaling = Scaling.of(x) if self.standardize else None
         per_class = self.per_class
         valid = max((len(y) - per_class * (int(y.max()) + 1)) // 2, 0)
         splits = self.draw(
-            lambda s: per_class_split(y, per_class=per_class, num_valid=valid, num_test=None, seed=s),
+            lambda s: labels_per_class_split(y, per_class=per_class, num_valid=valid, seed=s),
             f"random: {per_class} labels per class, half of the rest for validation",
         )
         return self.instance_task(
-            torch.from_numpy(x.astype(np.float32)),
+            (x if scaling is None else scaling(x)).float(),
             y,
             splits,
-            steps="columns standardised over all instances" if self.standardize else "features as they are",
+            "columns standardised over all instances" if self.standardize else "features as they are",
             class_names=tuple(map(str, bunch.target_names)),
             feature_names=tuple(map(str, bunch.feature_names)),
             scaling=scaling,

@@ -1,20 +1,17 @@
 """Graphs of millions of edges, whose tables are read a block at a time: Pokec and ogbn-proteins.
 
-**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile.
-Two sources. ``"linkx"`` is the file ``pokec.mat`` that the authors' code uses, with 65 features made from the
-profiles in a way that was not published. ``"snap"`` are the original tables, from which features are made here:
-profile public or not, share completed, age, time of registration and of the last visit, one-hot the region's first
-part, and for each of the 51 free-text columns whether the user filled it in. Figures from one source are not
-comparable with those from the other; the task says which.
-Protocols: ``"paper"``, random 10/10/80 of the users whose gender is known, and ``"public-code"``, random 50/25/25.
+**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile. Of two sources, ``"linkx"`` is
+the file ``pokec.mat`` that the authors' code uses, with 65 features made from the profiles in an unpublished way;
+``"snap"`` are the original tables, from which features are made here: profile public or not, share completed, age, time
+of registration and of the last visit, one-hot the region's first part, and for each of the 51 free-text columns whether
+the user filled it in. Results from the two sources are not comparable; the task says which was used. Protocols:
+``"paper"``, random 10/10/80 of the users whose gender is known, and ``"public-code"``, random 50/25/25.
 
-**ogbn-proteins.** Proteins of eight species and what associates them; 112 functions to predict, each yes or no.
-Read from the files as OGB publishes them: ``proteins.zip``, or its folder as the `ogb` package unpacks it (that
-package is not needed). Every association is listed once, with eight scores; the proteins themselves have no features,
-so node i gets the mean of the scores of its associations, x_i = Σ_{e ∋ i} f_e / deg(i). Training, validation and test
-are different species.
-Two files of 39.6 million lines are read side by side in blocks, so that the scores, 2.5 GB of doubles, are never in
-memory at once. What is kept, in the cache, is the edge list once a direction and the 132,534 × 8 means.
+**ogbn-proteins.** Proteins of eight species and their associations; 112 functions to predict, each yes or no. Read from
+OGB's ``proteins.zip``, or from the folder that the `ogb` package unpacks (the package is not needed). Every association
+is listed once, with eight scores; the proteins themselves have no features, so node i gets the mean of the scores of
+its associations, x_i = Σ_{e ∋ i} f_e / deg(i). Training, validation and test are different species. Two files of 39.6
+million lines are read side by side in blocks: the scores, 2.5 GB of doubles, are never in memory at once.
 """
 
 from __future__ import annotations
@@ -32,17 +29,9 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from difformer.data.archives import check_size, limit, read_mat
-from difformer.data.datasets.common import (
-    Array,
-    Arrays,
-    GraphReader,
-    Reader,
-    SeededReader,
-    check_ends,
-    node_graph,
-    one_hot_columns,
-)
+from difformer.data.archives import check_size, limit, number_blocks, read_mat
+from difformer.data.datasets import common
+from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
@@ -50,7 +39,6 @@ from difformer.data.lookup import Found, locate
 from difformer.data.own.csv_files import lines_of
 from difformer.data.split import index_split
 from difformer.data.task import Task
-from difformer.data.textnumbers import number_blocks
 
 # Columns of soc-pokec-profiles.txt: eight with a format, then 51 of free text; a tab also ends the line.
 USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(8)
@@ -68,6 +56,7 @@ class Pokec(SeededReader, GraphReader):
         source: ``"linkx"``, ``"snap"``, or ``"auto"`` for whichever is on disk; if neither is, ``"linkx"`` is fetched.
     """
 
+    protocol: str = "paper"
     num_splits: int = 1
     sparse: bool | None = False
     source: str = "auto"
@@ -85,7 +74,7 @@ class Pokec(SeededReader, GraphReader):
         steps, notes = "the 65 features of pokec.mat", unknown_gender(content["y"], "users")
         if content["form"] == "snap":
             steps = "features made here from SNAP's profiles"
-            notes += ("Features are not those of the published figures, whose making was not published.",)
+            notes += ("Features are not those of the published figures; how those were made was not published.",)
         return self.node_task(content, splits, steps=steps, notes=notes)
 
     def read(self, found: Found) -> Arrays:
@@ -98,18 +87,18 @@ class Pokec(SeededReader, GraphReader):
         if x.shape[0] != n:
             raise DataError(f"{n} nodes, but features of shape {list(x.shape)}", path=found.path)
         arrays: Arrays = {"x": x, "y": y, "edge_index": np.asarray(content["edge_index"], dtype=np.int32)}
-        node_graph(arrays)  # before it is kept
+        common.node_graph(arrays)  # checked before it is kept
         return arrays
 
 
 def read_snap(found: Found) -> Arrays:
     """SNAP's two tables. User u is node u - 1, whatever the order of the profiles."""
-    x, y = read_profiles(found["soc-pokec-profiles.txt.gz"])
-    path = found["soc-pokec-relationships.txt.gz"]
+    profiles, path = found.paths
+    x, y = read_profiles(profiles)
     with gzip.open(path, "rb") as stream:
         pairs = number_blocks(stream, columns=2, dtype=np.int64, path=path)  # type: ignore[arg-type]
         edges = np.concatenate([block.T.astype(np.int32) - 1 for block in pairs], axis=1)
-    check_ends(edges.T, len(x), path=path)
+    common.check_ends(edges.T, len(x), path=path)
     return {"x": x, "y": y, "edge_index": edges}
 
 
@@ -153,7 +142,7 @@ def _one_hot_regions(regions: list[str]) -> Array:
     names, code, count = np.unique(np.asarray(regions), return_inverse=True, return_counts=True)
     rank = np.empty(len(names), dtype=np.int64)
     rank[np.lexsort((names, -count))] = np.arange(len(names))
-    columns: Array = one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray()
+    columns: Array = common.one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray()
     return columns
 
 
@@ -172,7 +161,6 @@ class Proteins(Reader):
     """The protein associations.
 
     Args:
-        protocol: ``"species"``, the published split.
         self_loops: Whether every node gets an edge to itself.
     """
 
@@ -182,34 +170,30 @@ class Proteins(Reader):
     def task(self, content: Any) -> Task:
         y = torch.from_numpy(content["y"]).float()
         loops = "self-loops added" if self.self_loops else "no self-loops"
-        said = f"species: OGB's split; features are means of the scores of edges; edges undirected, {loops}; ROC-AUC"
-        return Task(
-            name=self.name,
-            kind="nodes",
+        split = index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test")))
+        return self.make_task(
+            torch.from_numpy(content["x"]),
+            y,
+            ((split,), "species: OGB's split"),
+            "features are means of the scores of edges",
+            f"edges undirected, {loops}",
+            "ROC-AUC",
             problem="multilabel",
-            metric="rocauc",
-            protocol=said,
-            x=torch.from_numpy(content["x"]),
-            y=y,
-            splits=(index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test"))),),
-            num_outputs=y.shape[1],
-            edge_index=undirected(content["edge_index"], len(y), self_loops=self.self_loops),
-            notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
+            edge_index=undirected(content["edge_index"], len(y), self.self_loops),
         )
 
     def read(self, found: Found) -> Arrays:
         num_nodes, num_edges = (int(_table(found, f"raw/num-{kind}-list.csv.gz")[0, 0]) for kind in ("node", "edge"))
-        edges, seen = np.empty((2, num_edges), dtype=np.int32), 0
+        edges: list[Array] = [np.empty((2, 0), dtype=np.int32)]
+        seen = 0
         total, degree = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes)
         listed, scored = (_place(found, f"raw/{name}.csv.gz") for name in ("edge", "edge-feat"))
-        with _member(found, "raw/edge.csv.gz") as pairs, _member(found, "raw/edge-feat.csv.gz") as scores:
+        with _unpacked(listed) as pairs, _unpacked(scored) as scores:
             left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
             right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=scored)
             for ends, values in _in_step(left, right):
-                if seen + len(ends) > num_edges:
-                    raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path=listed)
-                check_ends(ends, num_nodes, path=listed, line=seen + 1)
-                edges[:, seen : seen + len(ends)] = ends.T
+                common.check_ends(ends, num_nodes, path=listed, line=seen + 1)
+                edges.append(ends.T.astype(np.int32))
                 for end in ends.T:
                     degree += np.bincount(end, minlength=num_nodes)
                     for column in range(NUM_SCORES):
@@ -219,7 +203,7 @@ class Proteins(Reader):
             raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path=listed)
         parts = {"train_idx": "train", "val_idx": "valid", "test_idx": "test"}
         return {
-            "edge_index": edges,
+            "edge_index": np.concatenate(edges, axis=1),
             "x": (total / np.maximum(degree, 1)[:, None]).astype(np.float32),
             "y": _table(found, "raw/node-label.csv.gz").astype(np.int8),
             **{key: _table(found, f"split/species/{part}.csv.gz")[:, 0] for key, part in parts.items()},
@@ -239,29 +223,27 @@ def _in_step(left: Iterator[Array], right: Iterator[Array]) -> Iterator[tuple[Ar
 
 
 def _table(found: Found, name: str) -> Array:
-    with _member(found, name) as stream:
+    place = _place(found, name)
+    with _unpacked(place) as stream:
         text = stream.read(limit("MEMBER") + 1)
     check_size(len(text), name)
     columns = text.partition(b"\n")[0].count(b",") + 1
-    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=_place(found, name))
+    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=place)
     return np.concatenate([np.empty((0, columns), dtype=np.int64), *blocks])
 
 
-def _place(found: Found, name: str) -> Path:
-    """A table's path: in the folder, whose first file is raw/edge.csv.gz, or as if the archive were one."""
-    return (found.path.parent.parent if found.form == "folder" else found.path) / name
+def _place(found: Found, name: str) -> Path | zipfile.Path:
+    """Where a table is: in the folder, whose first file is raw/edge.csv.gz, or in the archive of that folder."""
+    if found.form == "folder":
+        return found.path.parent.parent / name
+    archive = zipfile.Path(found.path)
+    place = next(archive.iterdir(), archive) / name
+    if not place.is_file():
+        raise DataError(f"the archive holds no {name}", path=found.path)
+    return place
 
 
 @contextmanager
-def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
-    """A member of the archive, or a file of the folder, unpacked while it is read."""
-    if found.form == "folder":
-        with gzip.open(_place(found, name)) as stream:
-            yield stream  # type: ignore[misc]
-        return
-    with zipfile.ZipFile(found.path) as archive:
-        inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
-        if name not in inside:
-            raise DataError(f"the archive holds no {name}", path=found.path)
-        with archive.open(inside[name]) as packed, gzip.open(packed) as stream:
-            yield stream  # type: ignore[misc]
+def _unpacked(place: Path | zipfile.Path) -> Iterator[IO[bytes]]:
+    with place.open("rb") as packed, gzip.open(packed) as stream:
+        yield stream  # type: ignore[misc]

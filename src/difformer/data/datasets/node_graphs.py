@@ -9,8 +9,8 @@ Edges lose direction, duplicates and self-loops, then every node gets a self-loo
   of GNNs under heterophily", 2023).
 * Amazon's goods bought together and Microsoft's co-authors: counts of words become 0 and 1, rows are divided by their
   sum.
-* Friends at American colleges in 2005: gender from friends and profile, one-hot, a missing value being one like any
-  other. Nodes of unknown gender take part in propagation and are in no split.
+* Friends at American colleges in 2005: gender from friends and profile, one-hot; a missing value is a category of its
+  own. Nodes of unknown gender take part in propagation and are in no split.
 * Friends on Deezer in Europe: gender from the artists they like.
 * Zachary's karate club, which needs no file.
 """
@@ -27,16 +27,8 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.archives import read_mat, read_npz, read_zip
-from difformer.data.datasets.common import (
-    Arrays,
-    GraphReader,
-    SeededReader,
-    csr_arrays,
-    csr_of,
-    node_graph,
-    one_hot_columns,
-    row_normalised,
-)
+from difformer.data.datasets import common
+from difformer.data.datasets.common import Arrays, GraphReader, SeededReader
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
@@ -47,11 +39,7 @@ GENDER = 1  # column of the profile
 
 @dataclass(frozen=True, kw_only=True)
 class Heterophilous(GraphReader):
-    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published.
-
-    Args:
-        protocol: ``"published"``, the ten splits in the file.
-    """
+    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published."""
 
     protocol: str = "published"
 
@@ -59,22 +47,12 @@ class Heterophilous(GraphReader):
         file = read_npz(found.path)
         graph = {"x": file["node_features"], "y": file["node_labels"], "edge_index": file["edges"].T}
         splits = masks_split(file["train_masks"], file["val_masks"], file["test_masks"])
-        return node_graph({**graph, "splits": splits})
+        return common.node_graph({**graph, "splits": splits})
 
     def task(self, content: Any) -> Task:
-        x, splits, row = content["x"], content["splits"], getattr(self, "features", "raw") == "row"
-        bare = int((x.sum(axis=1) == 0).sum())
-        notes = [f"{bare} nodes have no features; the published splits hold them nevertheless."] if bare else []
-        if self.name.endswith("-unfiltered"):
-            notes.append("Holds duplicated nodes, so that test labels leak into training; the filtered graph does not.")
-        if self.name == "actor":
-            notes.append("The paper's code runs Actor without its graph.")
-        return self.node_task(
-            {**content, "x": row_normalised(x) if row else x},
-            (splits, f"published: {len(splits)} splits"),
-            steps="rows of features sum to one" if row else "features as published",
-            notes=tuple(notes),
-        )
+        splits, bare = content["splits"], int((content["x"].sum(axis=1) == 0).sum())
+        notes = (f"{bare} nodes have no features; the published splits hold them nevertheless.",) if bare else ()
+        return self.node_task(content, (splits, f"published: {len(splits)} splits"), notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +81,9 @@ class GnnBenchmark(SeededReader, GraphReader):
     def content(self, found: Found) -> Any:
         file = read_npz(found.path)
         if found.form != "arrays":
-            edges = np.stack(csr_of(file, "adj").nonzero())
-            file = {"x": csr_of(file, "attr"), "y": file["labels"], "edge_index": edges}
-        return node_graph(file)
+            edges = np.stack(common.csr_of(file, "adj").nonzero())
+            file = {"x": common.csr_of(file, "attr"), "y": file["labels"], "edge_index": edges}
+        return common.node_graph(file)
 
     def task(self, content: Any) -> Task:
         words, y = content["x"], content["y"]
@@ -115,8 +93,8 @@ class GnnBenchmark(SeededReader, GraphReader):
             splits = self.draw(lambda s: _twenty_thirty(y, s), said)
         else:
             splits = self.shares(y, self.protocol, "60/20/20: random shares of all nodes")
-        steps = "features 0 or 1, then rows sum to one"
-        return self.node_task({**content, "x": row_normalised(words)}, splits, steps=steps)
+        graph = {**content, "x": common.row_normalised(words)}
+        return self.node_task(graph, splits, steps="features 0 or 1, then rows sum to one")
 
 
 def _twenty_thirty(labels: Any, seed: int) -> Split:
@@ -145,8 +123,10 @@ class Facebook100(SeededReader, GraphReader):
         else:
             matlab = read_mat(found.path)
             profile, edges = matlab["local_info"], np.stack(matlab["A"].nonzero())
-        x, y = one_hot_columns(np.delete(profile, GENDER, axis=1)), profile[:, GENDER].astype(np.int64) - 1
-        return node_graph({"x": x, "y": y, "edge_index": edges})
+        if profile.ndim != 2 or profile.shape[1] != 7 or not len(profile):
+            raise DataError(f"profiles must have 7 columns, got {profile.dtype} of shape {list(profile.shape)}")
+        x = common.one_hot_columns(np.delete(profile, GENDER, axis=1))
+        return common.node_graph({"x": x, "y": profile[:, GENDER].astype(np.int64) - 1, "edge_index": edges})
 
     def task(self, content: Any) -> Task:
         splits = self.shares(content["y"], self.protocol, f"{self.protocol} of the nodes with known gender")
@@ -161,22 +141,16 @@ def unknown_gender(y: Any, who: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DeezerEurope(SeededReader, GraphReader):
-    """Deezer's friends.
-
-    Args:
-        protocol: ``"50/25/25"``.
-    """
+    """Deezer's friends."""
 
     protocol: str = "50/25/25"
 
     def read(self, found: Found) -> Arrays:
         """``deezer_europe.zip``: edges and targets as CSV with a header, artists as JSON, a list per user."""
         names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
-        first, second, third = read_zip(found.path, names).values()
-        edges, target = (
-            np.loadtxt(io.BytesIO(text), delimiter=",", skiprows=1, dtype=np.int64, ndmin=2) for text in (first, second)
-        )
-        liked = json.loads(third)
+        *tables, features = read_zip(found.path, names).values()
+        edges, target = (np.loadtxt(io.BytesIO(t), np.int64, delimiter=",", skiprows=1, ndmin=2) for t in tables)
+        liked = json.loads(features)
         if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
             raise DataError("features.json must hold a list of artists per user")
         if not all(type(artist) in (int, str) for artists in liked.values() for artist in artists):
@@ -189,7 +163,7 @@ class DeezerEurope(SeededReader, GraphReader):
         x = sp.csr_matrix((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=shape)
         x.sum_duplicates()
         x.data[:] = 1
-        return {**csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
+        return {**common.csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
 
     def task(self, content: Any) -> Task:
         splits = self.shares(content["y"], self.protocol, "50/25/25: random shares")
@@ -212,8 +186,8 @@ class Karate(SeededReader, GraphReader):
     """Zachary's karate club: 34 members, 78 friendships, and whom each followed when the club broke apart.
 
     Args:
-        protocol: ``"one-a-side"`` trains on the two leaders alone and tests on everybody else but two drawn for
-            validation; ``"random"`` draws 20 %, 20 % and 60 %.
+        protocol: ``"one-a-side"`` trains on the two leaders alone, validates on two others drawn at random, and tests
+            on the rest; ``"random"`` draws 20 %, 20 % and 60 %.
     """
 
     protocol: str = "one-a-side"
@@ -231,12 +205,12 @@ class Karate(SeededReader, GraphReader):
             rest = per_class_split(y, per_class=1, num_valid=0, num_test=None, seed=s, exclude=leaders)
             return index_split(f"one-a-side/seed={s}", leaders, rest.train, rest.test)
 
+        def stratified(s: int) -> Split:
+            return random_split(y, fractions=(0.2, 0.2, 0.6), seed=s, stratify=True)
+
         if self.protocol == "one-a-side":
-            said = "one-a-side: the two leaders train, two others validate, the rest tests"
-            splits = self.draw(one_a_side, said)
+            splits = self.draw(one_a_side, "one-a-side: the two leaders train, two others validate, the rest tests")
         else:
-            shares = (0.2, 0.2, 0.6)
-            said = "random: 20/20/60, stratified"
-            splits = self.draw(lambda s: random_split(y, fractions=shares, seed=s, stratify=True), said)
+            splits = self.draw(stratified, "random: 20/20/60, stratified")
         graph = {"x": np.eye(34, dtype=np.float32), "y": y.numpy(), "edge_index": edges}
-        return self.node_task(graph, splits, steps="features are the identity", class_names=("Mr. Hi", "Officer"))
+        return self.node_task(graph, splits, steps="features are the identity")

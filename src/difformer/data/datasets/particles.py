@@ -1,8 +1,8 @@
-"""SynMol and ActsTrack: sets of points in space, one yes-or-no answer a set.
+"""SynMol and ActsTrack: sets of points in space, one yes-or-no answer per set.
 
 ActsTrack: hits of particles in a detector, with position, time, momentum, energy and their changes, from the processed
 file of Zenodo record 7265547 (2 T, ten tracks per event as published); positive where a z → μμ decay is among them.
-SynMol: molecules, a point an atom, with type and position; positive where both of these are substructures:
+SynMol: molecules, one point per atom, with type and position; positive where both of these are substructures:
 
     carbonyl            [CX3]=O                        a carbon with three neighbours, doubly bonded to an oxygen
     unbranched alkane   [R0;D2,D1][R0;D2][R0;D2,D1]    three atoms in a row, none in a ring, none with a branch
@@ -11,8 +11,8 @@ The second pattern is the one the data was labelled with, and wider than its nam
 are the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
 and the MMFF94 force field.
 
-Edges run from each point's five nearest ones, itself counted, to it: nearest in space for atoms, nearest in direction
-as seen from the collision for hits. Protocols: ``"paper"``, random 10/10/80, atom types one-hot; ``"lri"``, the shares
+Every point gets edges from its five nearest, itself counted: nearest in space for atoms, nearest in direction as seen
+from the collision for hits. Protocols: ``"paper"``, random 10/10/80, atom types one-hot; ``"lri"``, the shares
 of the data's first publication (SynMol: the published test set, and of the others, shuffled, the last 1000 for
 validation; ActsTrack: random 70/15/15); ``"public-code"``, as ``"lri"`` with SynMol's atom type as a number, as in the
 authors' code.
@@ -34,16 +34,17 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.common import Array, Arrays, Reader, seeded
+from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
 from difformer.data.datasets.pickles import read_tensors
 from difformer.data.errors import DataError, require
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found
-from difformer.data.sparse import segments
+from difformer.data.sparse_features import segments
 from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
 
 LRI_VALID, LRI_SEED = 1000, 42
+METRIC = "ROC-AUC over all graphs of a part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,57 +53,27 @@ class PointSetReader(Reader):
 
     Args:
         protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
-        num_splits: How many splits.
-        seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
+        num_splits: Number of splits.
+        seed: Seed of the first split; by default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.
         knn: Nearest points a point is joined to, itself counted.
         positions: Whether positions are features too.
     """
 
+    protocol: str = "paper"
     num_splits: int = 3
     seed: int | None = None
     graph: str | None = "knn"
     knn: int = 5
     positions: bool = True
 
-    def set_task(
-        self,
-        x: Tensor,
-        pos: Tensor,
-        y: Tensor,
-        node_ptr: Tensor,
-        *,
-        edge_index: Tensor | None,
-        names: Sequence[str],
-        axes: Sequence[str],
-        published: Callable[[int], Split],
-        called: str,
-        steps: Sequence[str],
-        notes: Sequence[str],
-    ) -> Task:
-        """Of features and positions of points; `published` draws the split that the publication calls `called`."""
+    def splits(self, y: Tensor, published: Callable[[int], Split], called: str) -> Splits:
+        """Random 10/10/80 for ``"paper"``; otherwise those of `published`, which the protocol calls `called`."""
         paper = self.protocol == "paper"
-        splits, said = seeded(
-            (lambda s: fraction_split(y, protocol="10/10/80", seed=s)) if paper else published,
-            self.num_splits,
-            self.seed if self.seed is not None else 0 if paper else LRI_SEED,
-            f"{self.protocol}: {'random 10/10/80' if paper else called}",
-        )
-        return Task(
-            name=self.name,
-            kind="graphs",
-            problem="multilabel",
-            metric="rocauc",
-            protocol="; ".join([said, *steps, "ROC-AUC over all graphs of a part"]),
-            x=torch.cat([x, pos], dim=1) if self.positions else x,
-            y=y[:, None].float(),
-            splits=splits,
-            num_outputs=1,
-            edge_index=edge_index,
-            node_ptr=node_ptr,
-            feature_names=(*names, *(axes if self.positions else ())),
-            notes=tuple(notes),
-        )
+        if paper:
+            published, called = lambda s: fraction_split(y, protocol="10/10/80", seed=s), "random 10/10/80"
+        seed = self.seed if self.seed is not None else 0 if paper else LRI_SEED
+        return seeded(published, self.num_splits, seed, f"{self.protocol}: {called}")
 
     def nearest(self, points: Tensor, node_ptr: Tensor) -> Tensor:
         return knn_graph(points, self.knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
@@ -142,25 +113,27 @@ class SynMol(PointSetReader):
         new_number[kept] = np.arange(len(kept))
 
         def published(s: int) -> Split:
-            others = content["train_index"][_shuffled(len(content["train_index"]), s)]
+            others = content["train_index"][shuffled(len(content["train_index"]), s)]
             parts = (new_number[p] for p in (others[:-LRI_VALID], others[-LRI_VALID:], content["test_index"]))
             return index_split(f"lri/seed={s}", *(part[part >= 0] for part in parts))
 
+        y = torch.from_numpy(content["y"].astype(np.int64))[kept]
         code = self.protocol == "public-code"
+        types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
         graphs = {"knn": f"{self.knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}
-        types = "atom type as a number" if code else "atom types one-hot"
-        return self.set_task(
-            x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float(),
-            pos,
-            torch.from_numpy(content["y"].astype(np.int64))[kept],
-            node_ptr,
+        return self.make_task(
+            torch.cat([types, *[pos] * self.positions], dim=1),
+            y[:, None].float(),
+            self.splits(y, published, "LRI's split"),
+            "atom type as a number" if code else "atom types one-hot",
+            *["positions in Å"] * self.positions,
+            graphs[self.graph],
+            METRIC,
+            problem="multilabel",
             edge_index=edge_index,
-            names=["atom type"] if code else names,
-            axes=("x", "y", "z"),
-            published=published,
-            called="LRI's split",
-            steps=[types, *["positions in Å"] * self.positions, graphs[self.graph]],
-            notes=[f"{count - len(kept)} molecules without positions are left out."] * (len(kept) < count),
+            node_ptr=node_ptr,
+            feature_names=(*(["atom type"] if code else names), *["x", "y", "z"] * self.positions),
+            notes=(f"{count - len(kept)} molecules without positions are left out.",) * (len(kept) < count),
         )
 
 
@@ -187,7 +160,7 @@ def read_smiles(table: str, path: object) -> list[str]:
 
 
 def build_synmol(smiles: Sequence[str], *, workers: int = 1) -> Arrays:
-    """Places and labels molecules, end to end; the result does not depend on the number of `workers` (threads).
+    """Places and labels molecules; the result does not depend on the number of `workers` (threads).
 
     Gives ``node_ptr`` and ``edge_ptr [G + 1]``, ``atom_type`` and ``pos [ΣN, 3]`` in Å, NaN where ``has_pos [G]`` is
     false, ``edge_index [2, ΣE]``, local to each molecule, and ``y``.
@@ -228,7 +201,7 @@ def place_atoms(mol: Any) -> Array:
         return np.full((mol.GetNumAtoms(), 3), np.nan, dtype=np.float32)
     if status != 0:
         warnings.warn(f"a molecule: the force field had not converged after {STEPS} steps", stacklevel=2)
-    # Added hydrogens come after the atoms of the SMILES, so that the first n rows are these, in their order.
+    # Added hydrogens come after the atoms of the SMILES, which are the first n rows, in their order.
     pos: Array = full.GetConformer().GetPositions()[: mol.GetNumAtoms()].astype(np.float32)
     return pos
 
@@ -254,10 +227,8 @@ class ActsTrack(PointSetReader):
         data, slices, *_ = read_tensors(file)
         x, pos = data["x"], data["pos"]
         if x.shape[1] != len(COLUMNS) or pos.shape != (len(x), 3):
-            raise DataError(
-                f"expected {len(COLUMNS)} features and 3 coordinates a hit, got {x.shape} and {pos.shape}",
-                path=found.path,
-            )
+            problem = f"expected {len(COLUMNS)} features and 3 coordinates per hit, got {x.shape} and {pos.shape}"
+            raise DataError(problem, path=found.path)
         return {"x": x, "pos": pos, "y": data["y"].ravel().astype(np.int64), "node_ptr": slices["x"].astype(np.int64)}
 
     def task(self, content: Any) -> Task:
@@ -265,27 +236,20 @@ class ActsTrack(PointSetReader):
         y, node_ptr = (torch.from_numpy(content[key].astype(np.int64)) for key in ("y", "node_ptr"))
 
         def published(s: int) -> Split:
-            order, train, valid = _shuffled(len(y), s), int(0.7 * len(y)), int(0.15 * len(y))
+            order, train, valid = shuffled(len(y), s), int(0.7 * len(y)), int(0.15 * len(y))
             return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
 
         near = self.graph == "knn"
-        nearest = f"{self.knn} nearest hits in direction (self counted)" if near else "no graph"
-        return self.set_task(
-            x,
-            pos,
-            y,
-            node_ptr,
+        return self.make_task(
+            torch.cat([x, *[pos] * self.positions], dim=1),
+            y[:, None].float(),
+            self.splits(y, published, "random 70/15/15 as in LRI"),
+            "features of hits as published (processed files)",
+            *["with positions"] * self.positions,
+            f"{self.knn} nearest hits in direction (self counted)" if near else "no graph",
+            METRIC,
+            problem="multilabel",
             edge_index=self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None,
-            names=COLUMNS,
-            axes=POSITION,
-            published=published,
-            called="random 70/15/15 as in LRI",
-            steps=["features of hits as published (processed files)", *["with positions"] * self.positions, nearest],
-            notes=["Features are in the units of the detector and are not scaled."],
+            node_ptr=node_ptr,
+            feature_names=(*COLUMNS, *POSITION * self.positions),
         )
-
-
-def _shuffled(count: int, seed: int) -> Array:
-    order = np.arange(count)
-    np.random.RandomState(seed).shuffle(order)  # the published splits were drawn by this generator
-    return order

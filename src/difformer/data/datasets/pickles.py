@@ -1,9 +1,9 @@
 """Published pickles, read as data: containers, numeric arrays, CSR matrices and tensors come out, nothing else.
 
 Some data sets are published as Python pickles, all of protocol 2. A pickle is a program, and `pickle.load` runs it.
-Here a small machine knows the opcodes that such files consist of. A global name is only a word to it: nothing is
-imported and nothing that a file names is called. The few words that it understands stand for constructors of this
-module, and each of them builds plain data from checked parts:
+Here a small interpreter knows the opcodes that such files consist of. To it, a global name is only a word: nothing is
+imported, and nothing that a file names is called. The few words it knows stand for constructors of this module, each of
+which builds plain data from checked parts:
 
     numpy   arrays and scalars of booleans, whole numbers and floats
     scipy   CSR matrices, every index checked
@@ -23,14 +23,14 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from difformer.data.archives import check_size
 from difformer.data.errors import DAMAGE, DataError
-from difformer.data.sparse import checked_csr
+from difformer.data.sparse_features import checked_csr
 
 Array = np.ndarray[Any, Any]
 
@@ -57,10 +57,10 @@ class _Unfinished:
     slots: list[int] = field(default_factory=list)
 
 
-def read_tensors(source: bytes | IO[bytes]) -> Any:
+def read_tensors(content: bytes) -> Any:
     """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
     try:
-        with zipfile.ZipFile(io.BytesIO(_content(source))) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
             members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
             if "constants.pkl" in members:
@@ -87,7 +87,7 @@ def read_tensors(source: bytes | IO[bytes]) -> Any:
         raise DataError(f"is not a file of tensors that can be read ({type(error).__name__}: {error})") from error
 
 
-def read_pickle(source: bytes | IO[bytes], *, persistent: Callable[[Any], Any] | None = None) -> Any:
+def read_pickle(content: bytes, *, persistent: Callable[[Any], Any] | None = None) -> Any:
     """The data in a pickle; texts of Python 2 are read as latin-1.
 
     `persistent` finds what is stored beside the pickle; without it such a reference is refused.
@@ -95,7 +95,6 @@ def read_pickle(source: bytes | IO[bytes], *, persistent: Callable[[Any], Any] |
     Raises:
         DataError: If the pickle is damaged, or holds or calls anything that is not listed above.
     """
-    content = _content(source)
     try:
         value = _run(content, persistent)
         _check_finished(value)
@@ -104,10 +103,6 @@ def read_pickle(source: bytes | IO[bytes], *, persistent: Callable[[Any], Any] |
     except (ValueError, LookupError, OverflowError, TypeError, RecursionError, MemoryError, struct.error) as error:
         raise DataError(f"is not a pickle that can be read ({type(error).__name__}: {error})") from error
     return value
-
-
-def _content(source: bytes | IO[bytes]) -> bytes:
-    return source if isinstance(source, bytes) else source.read()
 
 
 def _allow(known: bool, what: str) -> None:
@@ -126,7 +121,7 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
     made_bytes, most_bytes = 0, MOST_MADE[0] * len(content) + MOST_MADE[1]
 
     def push(value: Any) -> None:
-        """Put what was made on the stack; one long text can be made into an array again and again."""
+        """Put what was made on the stack, and count its bytes: one text can be made into an array again and again."""
         nonlocal made_bytes
         if isinstance(value, np.ndarray):
             made_bytes += value.nbytes if value.base is None else 0  # views take no room

@@ -6,9 +6,9 @@ every node gets a self-loop. Protocols, all with 20 labels per class, 500 nodes 
 * ``"random"``: seeded splits. Nodes without features are never drawn.
 * ``"authors"``: the one split, seed 123, on which the authors' code reports its figures.
 * ``"public"``: the split published with the data.
-* ``"public-code"``: as the authors' code does it, one split for all runs, which is that of ``"authors"``. It also draws
-  nodes without features: CiteSeer has 15, which carry the filler label 0. With ``num_splits`` more are drawn in the
-  same way, from the seeds that follow.
+* ``"public-code"``: as the authors' code does it, one split for all runs, the same as ``"authors"``. It also draws
+  nodes without features: CiteSeer has 15, with the filler label 0. ``num_splits`` draws more in the same way, from the
+  seeds that follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from scipy import sparse as sp
 
-from difformer.data.datasets.common import Arrays, GraphReader, Splits, csr_arrays, row_normalised, seeded
+from difformer.data.datasets.common import Arrays, GraphReader, Splits, csr_arrays, seeded
 from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
@@ -34,8 +34,8 @@ class Planetoid(GraphReader):
 
     Args:
         protocol: ``"random"`` (seeded splits), ``"authors"`` (their one split), ``"public"`` or ``"public-code"``.
-        num_splits: How many splits ``"random"`` and ``"public-code"`` make: 10 and 1 by default.
-        seed: Of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
+        num_splits: Number of splits of ``"random"`` and ``"public-code"``: 10 and 1 by default.
+        seed: Seed of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
         features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
     """
 
@@ -46,18 +46,13 @@ class Planetoid(GraphReader):
     choices = (("features", ("row", "raw")),)
 
     def task(self, content: Any) -> Task:
-        words, row = content["x"], self.features == "row"
-        bare = np.flatnonzero(np.diff(words.indptr) == 0)
+        bare = np.flatnonzero(np.diff(content["x"].indptr) == 0)
         splits = self._splits(content, bare)
         parts = (part for split in splits[0] for part in split.parts().values())
         drawn = sum(int(np.isin(part, bare).sum()) for part in parts)
         fate = f"{drawn} of them are in the splits, with the filler label 0" if drawn else "they are in no split"
-        return self.node_task(
-            {**content, "x": row_normalised(words) if row else words},
-            splits,
-            steps="rows of features sum to one" if row else "features as published",
-            notes=(f"{len(bare)} nodes have no features; {fate}.",) if len(bare) else (),
-        )
+        notes = (f"{len(bare)} nodes have no features; {fate}.",) if len(bare) else ()
+        return self.node_task(content, splits, notes=notes)
 
     def _splits(self, content: Any, bare: Any) -> Splits:
         if self.protocol == "public":
@@ -66,8 +61,9 @@ class Planetoid(GraphReader):
         y = torch.from_numpy(content["y"])
         if self.protocol == "authors":
             return (authors_split(y),), "authors: 20 labels per class, 500, 1000, one split, seed 123"
-        count, first = (10, 0) if self.protocol == "random" else (1, AUTHORS_SEED)
-        exclude = bare if self.protocol == "random" and len(bare) else None
+        random = self.protocol == "random"
+        count, first = (10, 0) if random else (1, AUTHORS_SEED)
+        exclude = bare if random and len(bare) else None
         return seeded(
             lambda s: per_class_split(y, seed=s, exclude=exclude, name=f"{self.protocol}/seed={s}"),
             count if self.num_splits is None else self.num_splits,
@@ -78,7 +74,7 @@ class Planetoid(GraphReader):
     def read(self, found: Found) -> Arrays:
         """The eight ``ind.*`` files as one set of arrays.
 
-        Nodes 0 … a-1 are the rows of ``allx``, in order, of which the first are the training nodes. The rows of ``tx``
+        Nodes 0 … a-1 are the rows of ``allx``, in order; the first of them are the training nodes. The rows of ``tx``
         belong to the nodes that ``test.index`` lists, which is not sorted. CiteSeer's list has gaps: nodes without a
         description; they get no features and the label 0, and are in no part of the published split.
         """
@@ -88,21 +84,17 @@ class Planetoid(GraphReader):
         tables = all(isinstance(table, np.ndarray) and table.ndim == 2 for table in (y, ty, ally))
         lists = isinstance(graph, dict) and all(isinstance(others, list) for others in graph.values())
         if not tables or not sp.issparse(tx) or not sp.issparse(allx) or not lists:
-            raise DataError(
-                "y, ty and ally must hold tables, tx and allx matrices, and graph a list per node",
-                path=found.path.parent,
-            )
+            problem = "y, ty and ally must hold tables, tx and allx matrices, and graph a list per node"
+            raise DataError(problem, path=found.path.parent)
         pairs = [(node, other) for node, others in graph.items() for other in others]
         if not all(type(node) is int for pair in pairs for node in pair):
             raise DataError("must hold whole numbers", path=part["graph"])
         test = np.loadtxt(part["test.index"], dtype=np.int64)
         known = allx.shape[0]
         n = max(int(test.max()) + 1, known)
-        if test.min() < known or n != len(graph):  # before memory is asked for in proportion to a wrong number
-            raise DataError(
-                f"test nodes {test.min()} … {test.max()} do not fit {known} others in a graph of {len(graph)}",
-                path=part["test.index"],
-            )
+        if test.min() < known or n != len(graph):  # before memory is allocated in proportion to a wrong number
+            problem = f"test nodes {test.min()} … {test.max()} do not fit {known} others in a graph of {len(graph)}"
+            raise DataError(problem, path=part["test.index"])
         x = sp.lil_matrix((n, allx.shape[1]), dtype=np.float32)
         x[:known], x[test] = allx, tx
         onehot = np.zeros((n, ally.shape[1]))

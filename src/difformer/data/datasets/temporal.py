@@ -1,4 +1,4 @@
-"""Chickenpox, Covid and WikiMath: counts at nodes of a graph, to be foretold from their own past and their neighbours'.
+"""Chickenpox, Covid and WikiMath: counts at the nodes of a graph, predicted from the past of all nodes.
 
 With L lags, snapshot t has features (c_t, …, c_{t+L-1}) and target c_{t+L}. Snapshots are split 2 : 2 : 6 in time
 order. Counts are standardised node by node, z = (c - μ) / σ. Protocols differ in where μ and σ come from:
@@ -6,12 +6,11 @@ order. Counts are standardised node by node, z = (c - μ) / σ. Protocols differ
 * ``"paper"``: from the training part alone, that is from c_0, …, c_{n+L-1} where n snapshots train.
 * ``"public-code"``: from the whole period, test included, as the authors' code does.
 
-Chickenpox is published standardised over the whole period. That needs no undoing: standardisation forgets any affine
-map per node, so that standardising the published values on the training part gives what the counts themselves would
-have given.
+Chickenpox is published standardised over the whole period. That needs no undoing: standardisation removes any affine
+map per node, so standardising the published values on the training part gives the same as standardising the counts.
 
-Errors under the two protocols are in different units. `period_scale` converts: multiplied by it, an error of
-``"paper"`` is in units of the whole period's deviation, as published figures are.
+Errors under the two protocols are in different units. Multiplied by `period_scale`, an error of ``"paper"`` is in units
+of the whole period's deviation, as published figures are.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class SeriesReader(Reader):
         lags: Weeks or days of the past that a snapshot holds.
     """
 
+    protocol: str = "paper"
     lags: int = 4
 
     def content(self, found: Found) -> Series:
@@ -58,7 +58,7 @@ class SeriesReader(Reader):
         series = self.series(content)
         moments, nodes = series.values.shape if series.values.ndim == 2 else (0, 0)
         if moments == 0 or not np.isfinite(series.values).all():
-            raise DataError("counts must be a table of numbers, a row per moment", path=found.path)
+            raise DataError("counts must be a table of numbers, one row per moment", path=found.path)
         for number, edges in enumerate(series.edges):
             if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
                 raise DataError(f"graph {number} names nodes {edges.min()} … {edges.max()}; there are 0 … {nodes - 1}")
@@ -81,28 +81,23 @@ class SeriesReader(Reader):
         window = np.lib.stride_tricks.sliding_window_view(scaled, lags, axis=0)[: moments - lags]  # [T - L, N, L]
         still = int((basis.std(axis=0) == 0).sum())
         whence = "the training part" if paper else "the whole period, test included"
-        notes = [f"{still} nodes do not change in what they are standardised by; they are shifted only."] * bool(still)
-        edges, weights = (
-            None if parts is None else [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
-            for parts in (content.edges, content.weights)
-        )
+        notes = (f"{still} nodes do not change in what they are standardised by; they are shifted only.",) * bool(still)
         first = lags - 1 if getattr(self, "graph_day", "first") == "last" else 0
-        chosen = slice(first, first + moments - lags)
-        return Task(
-            name=self.name,
-            kind="series",
+
+        def per_snapshot(parts: list[Array] | None) -> Tensor | tuple[Tensor, ...] | None:
+            tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts or ()]
+            return tuple(tensors[first : first + moments - lags]) if len(tensors) > 1 else tensors[0] if parts else None
+
+        said = f"{self.protocol}: {lags} lags, split 2:2:6 in time order, standardised by node over {whence}"
+        return self.make_task(
+            torch.from_numpy(np.ascontiguousarray(window)),
+            torch.from_numpy(np.ascontiguousarray(scaled[lags:])),
+            ((time_split(moments - lags),), said),
+            "graph as published",
+            "MSE",
             problem="regression",
-            metric="mse",
-            protocol=(
-                f"{self.protocol}: {lags} lags, split 2:2:6 in time order, standardised by node over {whence}; "
-                f"graph as published; MSE"
-            ),
-            x=torch.from_numpy(np.ascontiguousarray(window)),
-            y=torch.from_numpy(np.ascontiguousarray(scaled[lags:])),
-            splits=(time_split(moments - lags),),
-            num_outputs=1,
-            edge_index=_per_snapshot(edges, chosen),
-            edge_weight=_per_snapshot(weights, chosen),
+            edge_index=per_snapshot(content.edges),
+            edge_weight=per_snapshot(content.weights),
             instance_names=content.names if len(content.names) == values.shape[1] else (),
             notes=(*notes, f"Errors are in units of the deviation over {whence}."),
         )
@@ -121,8 +116,8 @@ class Covid(SeriesReader):
     """Daily cases of Covid-19 in 129 regions of England, March to May 2020, with a directed mobility graph each day.
 
     Args:
-        graph_day: Which of these days gives the snapshot's graph: ``"first"``, as the published loader pairs them, or
-            ``"last"``, the latest one known when the target is foretold.
+        graph_day: Which of these days gives the snapshot's graph: ``"first"``, as in the published loader, or
+            ``"last"``, the latest one known when the target is predicted.
     """
 
     lags: int = 8
@@ -149,7 +144,7 @@ class WikiMath(SeriesReader):
 
 
 def period_scale(name: str, root: str | os.PathLike[str] | None = None, *, lags: int) -> Tensor:
-    """σ of the training part over σ of the whole period, a number per node: see the module's text.
+    """σ of the training part over σ of the whole period, for every node.
 
     The mean over nodes of (error · scale)² is the mean squared error in the units of published figures.
     """
@@ -158,10 +153,6 @@ def period_scale(name: str, root: str | os.PathLike[str] | None = None, *, lags:
         values = {"chickenpox": Chickenpox, "covid": Covid, "wikimath": WikiMath}[name](name).content(found).values
     train = _train_rows(len(values), lags)
     return torch.from_numpy(_deviation(values[:train]) / _deviation(values)).float()
-
-
-def _per_snapshot(parts: list[Tensor] | None, chosen: slice) -> Tensor | tuple[Tensor, ...] | None:
-    return None if parts is None else parts[0] if len(parts) == 1 else tuple(parts[chosen])
 
 
 def _part(content: Any, *keys: str) -> Any:

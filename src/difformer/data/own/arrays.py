@@ -15,7 +15,7 @@ from torch import Tensor
 from difformer.data.archives import read_npy, read_npz
 from difformer.data.errors import DAMAGE, DataError
 from difformer.data.own.table import MemoryTable, canonical_id, frame_column, is_pandas, number
-from difformer.data.sparse import checked_csr, from_scipy, to_scipy
+from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
 from difformer.data.split import Split, index_split, masks_split
 
 ARRAY_ENDINGS = (".npz", ".npy")

@@ -20,7 +20,7 @@ from difformer.data.errors import DataError, in_file
 from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
 from difformer.data.own.table import SOURCE_NAMES, TARGET_NAMES, WEIGHT_NAMES, Table, canonical_id, near_misses, number
-from difformer.data.sparse import to_scipy
+from difformer.data.sparse_features import to_scipy
 from difformer.errors import UserError
 from difformer.sparse import check_scipy
 

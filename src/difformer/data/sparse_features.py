@@ -1,4 +1,4 @@
-"""Rows of matrices that are mostly zero: in and out of scipy, and picking rows without making anything dense."""
+"""Sparse feature matrices: to and from scipy, and selecting rows without making anything dense."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from difformer.errors import UserError
 from difformer.sparse import check_scipy
 
-# Below this share of non-zero entries features stay sparse. Index and value of an entry take three times the room of
-# the value alone, and a sparse product has to be several times smaller before it is faster.
+# Below this share of non-zero entries features stay sparse. An entry takes three times the memory of a dense one, and a
+# sparse product has to be several times smaller before it is faster.
 SPARSE_BELOW = 0.1
 
 
@@ -40,14 +40,14 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A torch CSR matrix of indices that are known to be right, without the notice that this layout is young."""
+    """A torch CSR matrix from indices that are known to be valid, without torch's notice that the layout is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Sparse CSR tensor support is in beta.*")
         return torch.sparse_csr_tensor(ptr, columns.to(ptr.dtype), values, size=shape, check_invariants=False)
 
 
 def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
-    """A scipy CSR matrix from arrays of which nothing is known yet: scipy and torch would follow a wrong index."""
+    """A scipy CSR matrix from unchecked arrays: scipy and torch would follow a wrong index."""
     shape = np.asarray(shape)
     for name, part in (("data", data), ("indices", indices), ("indptr", ptr)):
         if part.ndim != 1 or part.dtype.kind not in ("biuf" if name == "data" else "iu"):
