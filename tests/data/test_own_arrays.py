@@ -10,7 +10,7 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
-from difformer.data.own.arrays import read_arrays
+from difformer.data.own.features import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import index_split, save_splits
 from difformer.errors import UserError

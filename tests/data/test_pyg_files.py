@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 from difformer.data import DataError, from_files, from_pyg, read_features
-from difformer.data.own.pyg import read_pyg
+from difformer.data.own.graphs import read_pyg
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import read_arrays
 from difformer.data.own.csv_files import TextFormat, looks_like_header, open_table, sniff_delimiter
+from difformer.data.own.features import read_arrays
 from difformer.data.own.table import canonical_id, number, open_parquet
 
 
@@ -18,8 +18,8 @@ def every_column(head):
     return range(len(head.names))
 
 
-def read_csv(path, *, text=lambda head: (), format=TextFormat(), keep_blank=False):  # noqa: B008  frozen
-    table = open_table(path, format, keep_blank=keep_blank)
+def read_csv(path, *, text=lambda head: (), format=TextFormat(), role="edges"):  # noqa: B008  frozen
+    table = open_table(path, format, role=role)
     return table.read(text(table))
 
 
@@ -197,7 +197,7 @@ def test_rows_named_by_other_programs(write):
 def test_blank_lines_can_be_labels_left_out(write):
     path = write("cat\n\ndog\n\n\n")
     assert read_csv(path, text=every_column).texts(0) == ["cat", "dog"]
-    assert read_csv(path, text=every_column, keep_blank=True).texts(0) == ["cat", "", "dog"]
+    assert read_csv(path, text=every_column, role="labels").texts(0) == ["cat", "", "dog"]
     assert read_csv(write('cat\n""\ndog\n'), text=every_column).texts(0) == ["cat", "", "dog"]
 
 
@@ -218,14 +218,14 @@ def test_blank_lines_can_be_labels_left_out(write):
     ],
 )
 def test_headers_are_recognised(first, second, expected):
-    assert looks_like_header(first, second) == expected
+    assert looks_like_header(first, second, role="edges") == expected
 
 
 def test_columns_counted_from_zero_are_names_where_features_are_read():
     counted = ["0", "1", "2"]
-    assert looks_like_header(counted, ["0.3", "1.2", "2.2"], counting=True)
-    assert not looks_like_header(counted, ["0.3", "1.2", "2.2"])
-    assert not looks_like_header(["0", "1"], ["5", "6"], counting=True)  # may well be an edge
+    assert looks_like_header(counted, ["0.3", "1.2", "2.2"], role="features")
+    assert not looks_like_header(counted, ["0.3", "1.2", "2.2"], role="edges")
+    assert not looks_like_header(["0", "1"], ["5", "6"], role="features")  # may well be an edge
 
 
 def test_said_is_said(write):

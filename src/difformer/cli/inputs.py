@@ -257,7 +257,7 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
         return None
     from difformer.data.edges import tidy_edges
     from difformer.data.own.csv_files import TextFormat
-    from difformer.data.own.feature_tables import id_column_name, read_features
+    from difformer.data.own.features import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
     from difformer.training.run_folder import RunFolder
 

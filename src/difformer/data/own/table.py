@@ -1,7 +1,7 @@
 """Tables: named columns of numbers or texts, and the place of every cell, so that an error can name it.
 
-A table is read in two steps. Opening it shows the head (names, first row, which columns look like texts); with that the
-caller decides what each column is, and `Table.read` takes some columns as texts and every other one as numbers.
+A table is read in two steps. Opening it shows the head (names, first row, which columns look like texts). With that the
+caller decides what each column is, and `Table.read` reads some columns as texts and the others as numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DataError, require
+from difformer.data.errors import DataError, in_file, require
 from difformer.errors import did_you_mean
 
+Path_ = str | os.PathLike[str]
 Column = str | int
 Floats = NDArray[np.float64]
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
@@ -34,10 +35,8 @@ SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head
 TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
-HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
-PARQUET_ENDINGS = (".parquet", ".pq")
 
-# Words that may mean: nothing here. Among numbers they do; among texts they are texts like any other.
+# Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
 GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
 
 _WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
@@ -53,7 +52,7 @@ class Table:
     named: bool
     first: Sequence[str]  # the first row as text
     textual: Sequence[bool]  # whether most cells of each column, in a sample of rows, are not numbers
-    notes: Sequence[str] = ()  # what had to be guessed
+    notes: Sequence[str] = ()  # what was guessed
     source: Any = None  # where `read` takes the rows from
     cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
     lines: Sequence[int] | None = None  # of the rows in a text file
@@ -101,21 +100,23 @@ class Table:
         """Where a row is, in words."""
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
-    def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
-        """An error that says where in the file it is."""
-        called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
+    def error(self, problem: str, row: int, column: int, argument: str | None = None) -> DataError:
+        """An error with its place in the file."""
+        called = self.names[column] if self.named and self.names[column] else column + 1
         place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
         return DataError(problem, path=self.path, column=called, argument=argument, **place)
 
     @contextmanager
-    def locate(self, column: int) -> Iterator[None]:
-        """Errors that name a row alone name the file, its line and this column too."""
+    def locate(self, columns: Mapping[Column | None, int], rows: Sequence[int | None] | None = None) -> Iterator[None]:
+        """Add file, line and column to errors that give a row of `rows` (None: of the table) and a key of `columns`."""
         try:
-            yield
+            with in_file(self.path):
+                yield
         except DataError as error:
-            if error.path is not None or error.row is None:
+            if error.row is None or error.path != self.path or error.column not in columns:
                 raise
-            raise self.error(error.problem, error.row, column, error.argument) from error
+            row = error.row if rows is None else rows[error.row] or 0
+            raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
     def number(self, cell: str, row: int, column: int, gap: bool) -> float:
         """The number that a cell holds; NaN for a gap, if there may be one."""
@@ -143,18 +144,15 @@ class Table:
     def check_finite(self, gaps: Collection[int] = ()) -> None:
         """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
         for column, values in self.cells.items():
-            if isinstance(values, np.ndarray):
-                good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
-                good |= np.isnan(values) & (column in gaps)
-                if not good.all():
-                    row = int(np.argmin(good))
-                    gap = np.isnan(values[row])
-                    what = (
-                        "a number is missing here; fill it in"
-                        if gap
-                        else f"{values[row]} is too large a number; correct it"
-                    )
-                    raise self.error(f"{what}, or {self._without}", row, column)
+            if not isinstance(values, np.ndarray):
+                continue
+            good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
+            good |= np.isnan(values) & (column in gaps)
+            if not good.all():
+                row = int(np.argmin(good))
+                problem = f"{values[row]} is too large a number; correct it"
+                problem = "a number is missing here; fill it in" if np.isnan(values[row]) else problem
+                raise self.error(f"{problem}, or {self._without}", row, column)
 
 
 class MemoryTable(Table):
@@ -181,7 +179,7 @@ class MemoryTable(Table):
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> MemoryTable:
         text, gaps = set(text), set(gaps)
         for i, values in enumerate(self.source):
-            if i not in text and is_numeric(values):
+            if i not in text and _is_numeric(values):
                 self.cells[i] = np.asarray(values, dtype=np.float64)
                 continue
             cells = [cell_text(value) for value in values]
@@ -204,13 +202,12 @@ def frame_column(frame: Any, position: int) -> Any:
     return array
 
 
-def is_numeric(values: Any) -> bool:
-    """Whether an array holds numbers or truth values."""
+def _is_numeric(values: Any) -> bool:
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
 
 
 def _is_textual(values: Any) -> bool:
-    if is_numeric(values):
+    if _is_numeric(values):
         return False
     return any(isinstance(v, str) or number(cell_text(v)) is None for v in values if not is_missing(v))
 
@@ -249,13 +246,18 @@ def names_ids(name: str) -> bool:
 
 
 def canonical_id(value: Any) -> str:
-    """The text by which a node is known: spaces trimmed, 7.0 the same as 7, since programs write whole numbers so."""
+    """The text by which a node is known: spaces trimmed, and 7.0, as programs write whole numbers, the same as 7."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value).strip()
     return str(int(float(text))) if _WHOLE.match(text) and len(text) < 16 else text
+
+
+def loose_id(name: Any) -> str:
+    """An id without blanks and case, for comparison."""
+    return "".join(canonical_id(name).split()).casefold()
 
 
 def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | None = None) -> dict[str, int]:
@@ -269,19 +271,14 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
         if name:
             place = f"row {first}" if table is None else table.place(first)
             problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
-        raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
+        raise DataError(problem, row=row) if table is None or column is None else table.error(problem, row, column)
     return index
-
-
-def loose_id(name: Any) -> str:
-    """An id without blanks and case, for comparison."""
-    return "".join(canonical_id(name).split()).casefold()
 
 
 def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | None]:
     """A sentence on given ids that differ from known ones in case or spaces only; empty if there are none.
 
-    Where nearly all ids that do not match are of this kind, the position of the first one comes with it.
+    If nearly all ids that do not match are of this kind, the position of the first one comes with it.
     """
     unknown = [i for i, name in enumerate(given) if canonical_id(name) not in ids]
     plain = {loose_id(name): name for name in ids}
@@ -297,7 +294,7 @@ def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | 
     return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
 
 
-def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
+def open_parquet(path: Path_) -> MemoryTable:
     """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
     types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")

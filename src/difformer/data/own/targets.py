@@ -1,4 +1,4 @@
-"""Labels as people write them, in files of their own or beside the features, turned into the targets of a task.
+"""Labels as users write them, in files of their own or beside the features, turned into the targets of a task.
 
     texts, or whole numbers          → multiclass: classes in order, each called by its text
     one column with fractions        → regression
@@ -6,9 +6,9 @@
     several columns of other numbers → regression with several targets
 
 Only a cell that is empty, None or NaN carries no label. Words such as ``none``, ``NA``, ``null`` or ``?`` are classes
-like any other text, and a note points them out; where all other labels are numbers they cannot be meant for classes and
-carry no label, and a note says so. -1 among classes carries no label, unless 1 is the only other one; a note says that
-too. ``missing=`` overrides the rule: it lists exactly the texts, beside the empty one, that mean no label.
+like any other text, and a note points them out; if all other labels are numbers, they mark unlabelled rows, and a note
+says so. -1 among classes marks unlabelled rows, unless 1 is the only other label; a note says that too. ``missing=``
+overrides the rule: it lists exactly the texts, beside the empty one, that mean no label.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -27,15 +27,18 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
+from difformer.data.own.features import ARRAY_ENDINGS, Features, is_row, named_array, needed_array
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
+    Path_,
     Table,
     Values,
     canonical_id,
+    frame_column,
     is_missing,
+    is_pandas,
     loose_id,
     names_ids,
     near_misses,
@@ -64,17 +67,78 @@ class Labels:
     rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
     places: Sequence[int] = ()  # positions of `columns` in the table
 
-    @contextmanager
-    def locate(self) -> Iterator[None]:
+    def locate(self) -> AbstractContextManager[None]:
         """Errors that name an instance and a column of labels name their place in the file instead."""
-        try:
-            with in_file(None if self.table else self.path):
-                yield
-        except DataError as error:
-            if self.table is None or error.row is None or not isinstance(error.column, int):
-                raise
-            row = error.row if self.rows is None else self.rows[error.row]
-            raise self.table.error(error.problem, row or 0, self.places[error.column - 1], error.argument) from error
+        if self.table is None:
+            return in_file(self.path)
+        return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
+
+
+def labels_in_table(found: Features) -> Labels:
+    """The columns of labels in the table of the features."""
+    table, at = found.table, found.roles.labels
+    assert table is not None
+    return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
+
+
+def labels_in_arrays(arrays: Mapping[str, Any], size: int, path: Path_) -> tuple[Labels, list[str]]:
+    """The labels of a file of arrays, and its classes in order if it names them; -1 is then unlabelled."""
+    names, y, classes = named_array(arrays, "class_names"), named_array(arrays, "y"), list[str]()
+    if y is None:
+        problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(arrays)}"
+        raise DataError(problem, path=path, argument="labels")
+    if isinstance(names, np.ndarray) and isinstance(y, np.ndarray) and names.ndim == 1 and y.dtype.kind not in "bf":
+        found = [canonical_id(name) for name in names.tolist()]
+        if len(set(found)) == len(found) and "" not in found:
+            if y.dtype.kind not in "iu":
+                classes = found
+            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(found):
+                y, classes = [found[i] if i >= 0 else "" for i in y.tolist()], found
+    return labels_from(y, None, size, path), classes
+
+
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
+    """Labels of `size` rows from an object in memory, or from an array of the file `path`.
+
+    Labels and rows that come from pandas are matched by index.
+    """
+    with in_file(path):
+        columns, names = _label_cells(y, x, size)
+    names = names if path is None else tuple(str(i + 1) for i in range(len(columns)))
+    return Labels(columns, names, None if path is None else os.fspath(path))
+
+
+def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
+    """Columns of cells, and their names if they have names."""
+    if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
+    names: tuple[str, ...] = ()
+    if hasattr(y, "columns"):
+        names = tuple(str(label) for label in y.columns)
+        given: Any = [frame_column(y, i) for i in range(len(names))]
+    else:
+        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
+        if isinstance(array, (list, tuple)) and array and is_row(array[0]):
+            array = np.asarray(array)
+        given = [array]
+        if isinstance(array, np.ndarray):
+            if array.ndim not in (1, 2):
+                shape = list(array.shape)
+                raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
+            given = [array] if array.ndim == 1 else list(array.T)
+    columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
+    if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
+        labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
+        place = {label: i for i, label in enumerate(labels)}
+        if len(place) != len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
+        if absent := place.keys() - set(rows):
+            raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
+        columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
+    if not columns or len(columns[0]) != size:
+        raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
+    return columns, names
 
 
 @dataclass(frozen=True)
@@ -233,7 +297,7 @@ def _numbers(cells: list[list[str]], names: tuple[str, ...], problem: Problem, u
 
 
 def read_labels(
-    path: str | os.PathLike[str],
+    path: Path_,
     *,
     size: int,
     ids: Mapping[str, int] | None = None,
@@ -249,12 +313,9 @@ def read_labels(
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
     """
-    name = os.fspath(path)
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        with in_file(path):
-            cells, _ = label_cells(needed_array(path, "y", "x")[0], None, size)
-        return Labels(cells, tuple(str(i + 1) for i in range(len(cells))), name)
-    table = open_table(path, format, ids=ids, num_ids=1, keep_blank=True)
+        return labels_from(needed_array(path, "y", "x")[0], None, size, path)
+    table = open_table(path, format, role="labels", ids=ids)
     table.read(range(len(table.names)))
     given = None if columns is None else [table.find(column, "label_columns") for column in columns]
     at = _ids_at(table, size, ids, id_column, given)
@@ -263,7 +324,7 @@ def read_labels(
         raise DataError("has no column of labels", path=path)
     rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
     ordered = [["" if row is None else table.texts(i)[row] for row in rows] for i in chosen]
-    return Labels(ordered, tuple(table.names[i] for i in chosen), name, table, rows, chosen)
+    return Labels(ordered, tuple(table.names[i] for i in chosen), os.fspath(path), table, rows, chosen)
 
 
 def _ids_at(

@@ -1,11 +1,12 @@
-"""Tables of features: which column is what, and the rows of features of the training data or of new rows.
+"""Features: columns of a table, NPZ and NPY files, and objects in memory (numpy, scipy, torch, frames, lists).
 
-Columns are given by name, or by number counted from one; what is not said is found by the usual names.
+Columns are given by name, or by number counted from one; those that are not given are found by the usual names.
 """
 
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.arrays import ARRAY_ENDINGS, features_from, named_array, needed_array
+from difformer.data.archives import read_npy, read_npz
+from difformer.data.errors import DAMAGE, DataError, in_file, listed
 from difformer.data.own.csv_files import DELIMITERS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import LABEL_NAMES, SPLIT_NAMES, Column, Table, Values, canonical_id, names_ids
+from difformer.data.own.table import (
+    LABEL_NAMES,
+    SPLIT_NAMES,
+    Column,
+    MemoryTable,
+    Path_,
+    Table,
+    Values,
+    canonical_id,
+    is_pandas,
+    names_ids,
+    number,
+)
+from difformer.data.sparse import checked_csr, from_scipy, to_scipy
+from difformer.data.split import Split, index_split, masks_split
 from difformer.errors import did_you_mean
 
 PART_WORDS = {
@@ -27,6 +42,21 @@ PART_WORDS = {
     **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
     **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
 }
+ARRAY_ENDINGS = (".npz", ".npy")
+# What the arrays of an NPZ file are called; the first name found counts.
+ARRAY_NAMES = {
+    "x": ("x", "X", "features", "node_features", "feat"),
+    "y": ("y", "Y", "labels", "label", "node_labels", "targets", "target"),
+    "edges": ("edge_index", "edges", "adj", "adjacency", "adj_matrix"),
+    "weights": ("edge_weight", "edge_weights", "weights"),
+    "ids": ("ids", "node_ids", "instance_names", "node_names"),
+    "feature_names": ("feature_names", "columns"),
+    "class_names": ("class_names",),
+}
+SPARSE_PARTS = ("data", "indices", "indptr", "shape")
+SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
+SPLIT_ARRAYS = frozenset(f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS)
+SET_ASIDE = "pass splits= to set them aside"
 
 
 @dataclass(frozen=True)
@@ -82,9 +112,8 @@ def column_roles(
     label_at = [table.find(column, "label_columns") for column in label_columns or ()]
     taken = {*(table.find(column, "drop") for column in drop), *label_at}
     at = {name: i for i, name in enumerate(table.names)} if table.named else {}
-    ids = id_name if id_name in at and ids is not False else ids
-    asked = {at[name] for name in wanted if name in at}
-    id_at, guessed = _id_column(table, ids, taken | asked)
+    asked, notes = {at[name] for name in wanted if name in at}, []
+    id_at, guessed = _id_column(table, id_name if id_name in at and ids is not False else ids, taken | asked)
     taken |= set() if id_at is None else {id_at}
     split_at = None if split_column is None else table.find(split_column, "split_column")
     likely = [] if wanted else [i for i in table.named_like(SPLIT_NAMES) if i not in taken]
@@ -92,7 +121,6 @@ def column_roles(
         split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
     taken |= set() if split_at is None else {split_at}
     reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
-    notes = []
     if labels_here and label_columns is None:
         label_at = _find_labels(table, taken)
         notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
@@ -145,7 +173,7 @@ def _find_labels(table: Table, taken: set[int]) -> list[int]:
         return likely
     last = len(table.names) - 1
     if not table.named and last > 0 and last not in taken and table.textual[last]:
-        return [last]  # as data sets for learning have been kept for decades
+        return [last]  # where data sets without a header usually have their class
     which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
     raise DataError(
         f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}",
@@ -155,7 +183,7 @@ def _find_labels(table: Table, taken: set[int]) -> list[int]:
 
 
 def read_features(
-    path: str | os.PathLike[str],
+    path: Path_,
     *,
     columns: Sequence[str] = (),
     num_columns: int | None = None,
@@ -173,20 +201,16 @@ def read_features(
 
     Args:
         path: CSV and relatives, Parquet, NPZ or NPY.
-        columns: The columns wanted, in the order wanted: a task's ``feature_names``. Others are left out. A file
-            without a header must have as many.
+        columns: The columns wanted, in order: a task's ``feature_names``. Others are left out. A file without a header
+            must have as many.
         num_columns: How many there must be: a task's ``num_features``.
         preprocessing: A task's ``preprocessing``, if it has one: raw columns are read and encoded as in training, and
-            `columns` and `num_columns` do not count.
+            `columns` and `num_columns` are ignored.
         ids: The column with the rows' ids by name or number counted from one; True for the first, False for none; None
             finds it by its name, or takes a first column of texts.
         id_name: The name of the column of ids in training, see `id_column_name`; it is found wherever it is.
         drop: Columns to leave out, by name or number counted from one.
-        header: As for `TextFormat`, likewise the rest.
-        delimiter: Between cells.
-        encoding: Of the text.
-        decimal: ``","`` where numbers are written 1,5.
-        comment: What lines above the table begin with.
+        header, delimiter, encoding, decimal, comment: See `from_files`.
 
     Raises:
         DataError: If the file is broken, or columns are absent; with file, line and column.
@@ -202,14 +226,14 @@ def read_features(
     return found
 
 
-def load_features(path: str | os.PathLike[str], *, format: TextFormat, **options: Any) -> Features:
+def load_features(path: Path_, *, format: TextFormat, **options: Any) -> Features:
     """As `read_features`, from any kind of file; for `options` see `select_features`."""
     suffix = Path(path).suffix.lower()
     if suffix in ARRAY_ENDINGS:
-        return _from_arrays(path)
+        return _features_in_arrays(path)
     if suffix in (".pt", ".pth"):
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
-    table = open_table(path, format, counting=True)
+    table = open_table(path, format)
     if len(table.names) == 1:  # a wrong delimiter leaves another one in every cell
         name, cell = table.names[0] if table.named else table.first[0], table.first[0]
         for sign in DELIMITERS:
@@ -234,23 +258,23 @@ def select_features(
     preprocessing: Preprocessing | None = None,
     **options: Any,
 ) -> Features:
-    """Features of a table, its columns of labels, ids and split apart; for `options` see `column_roles`.
+    """Features of a table, without its columns of labels, ids and split; for `options` see `column_roles`.
 
     With `raw`, texts, dates and gaps are encoded, by a new preprocessing or by the given one; otherwise features are
     numbers.
     """
     encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
-    wanted = [name for name, column in encodings.items() if column.kind != "left out"] or wanted
-    unused = [name for name, column in encodings.items() if column.kind == "left out"]
-    if table.named:
-        drop = [*drop, *(name for name in unused if name in table.names)]
-    roles = column_roles(table, drop=drop, wanted=wanted, **options)
+    unused = {name for name, column in encodings.items() if column.kind == "left out"}
+    roles = column_roles(
+        table,
+        drop=[*drop, *unused.intersection(table.names if table.named else ())],
+        wanted=[name for name in encodings if name not in unused] or wanted,
+        **options,
+    )
     features, notes = list(roles.features), list(roles.notes)
     names = [table.names[i] for i in features]
-    forced = {
-        option: [table.find(column, option) for column in given]
-        for option, given in (("categories", categories), ("dates", dates))
-    }
+    kinds = {"categories": categories, "dates": dates}
+    forced = {kind: [table.find(column, kind) for column in given] for kind, given in kinds.items()}
     if preprocessing is not None:
         if not table.named and len(features) != len(encodings):
             raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
@@ -259,7 +283,7 @@ def select_features(
     else:
         textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
     numeric = [i for i in features if i not in textual]
-    table.trained = bool(wanted)
+    table.trained = bool(wanted or encodings)
     table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
     if roles.guessed:
         cells, name = table.texts(0), table.names[0]
@@ -276,22 +300,18 @@ def select_features(
     table.check_finite(set(numeric) if raw else ())
     columns = [(name, table.cells[i]) for name, i in zip(names, features, strict=True)]
     numbers = [values for _, values in columns if isinstance(values, np.ndarray)]
-    try:
+    with table.locate(dict(zip(names, features, strict=True))):
         if preprocessing is not None:
             x, said = preprocessing.transform({name: values for name, values in columns if name not in unused})
             notes += said
         elif len(numbers) < len(columns) or any(np.isnan(values).any() for values in numbers):
-            kinds = {option: [table.names[i] for i in places] for option, places in forced.items()}
-            preprocessing = Preprocessing.fit(columns, standardize=standardize, **kinds)
+            named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
+            preprocessing = Preprocessing.fit(columns, standardize=standardize, **named)
             x, _ = preprocessing.transform(dict(columns))
             notes += preprocessing.notes
         else:
             x = np.stack(numbers, 1).astype(np.float32)
             notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(np.asarray(v)).max()) > LARGE]
-    except DataError as error:
-        if error.row is None or error.column not in names:
-            raise error.reworded(error.problem, path=table.path) from error
-        raise table.error(error.problem, error.row, features[names.index(error.column)]) from error
     return Features(
         x=torch.from_numpy(x),
         names=preprocessing.feature_names if preprocessing is not None else tuple(names) if table.named else (),
@@ -305,16 +325,16 @@ def select_features(
     )
 
 
-def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
+def id_column_name(path: Path_, *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
     """The name of the column of ids in a file of features, whose head alone is read; None if it has no such name."""
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
         return None
-    table = open_table(path, format, counting=True)
+    table = open_table(path, format)
     at = column_roles(table, ids=ids, label_columns=(), labels_here=True).ids
     return table.names[at] or None if table.named and at is not None else None
 
 
-def _from_arrays(path: str | os.PathLike[str]) -> Features:
+def _features_in_arrays(path: Path_) -> Features:
     found, arrays = needed_array(path, "x")
     with in_file(path):
         x, _ = features_from(found)
@@ -325,3 +345,165 @@ def _from_arrays(path: str | os.PathLike[str]) -> Features:
             raise DataError(f"{role}: expected {expected}, got shape {list(given.shape)}", path=path)
         named[role] = () if given is None else tuple(canonical_id(name) for name in given.tolist())
     return Features(x, named["feature_names"], named["ids"], os.fspath(path), arrays=arrays)
+
+
+def features_from(
+    x: Any, *, name: str = "x", finite: bool = True, shape: str = "[N, F]"
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Features as a tensor of float32, dense or CSR, and the names of their columns, if they have names.
+
+    `name` and `shape` are for errors; `finite` refuses NaN and infinities.
+    """
+    names: tuple[str, ...] = ()
+    if hasattr(x, "tocsr") or (isinstance(x, Tensor) and x.layout != torch.strided):
+        try:
+            tensor = from_scipy(x if hasattr(x, "tocsr") else to_scipy(x)).float()
+        except ValueError as error:
+            raise DataError(f"{name}: is not a sparse matrix that can be used: {error}") from error
+    elif isinstance(x, Tensor):
+        tensor = x.detach().cpu().float()
+    elif hasattr(x, "columns"):
+        table = MemoryTable.of_frame(x, name).read(())
+        if finite:
+            table.check_finite()
+        names = table.names
+        tensor = torch.from_numpy(np.stack([np.asarray(v, dtype=np.float32) for v in table.cells.values()], 1))
+    else:
+        tensor = torch.from_numpy(_numbers(x, name, shape))
+    if tensor.dim() not in (2, 3) or 0 in tensor.shape:
+        hint = "; a single column is x.reshape(-1, 1)" if tensor.dim() == 1 and name == "x" else ""
+        raise DataError(f"{name}: expected rows and columns, {shape}, got shape {list(tensor.shape)}{hint}")
+    sparse = tensor.layout == torch.sparse_csr
+    values = tensor.values() if sparse else tensor
+    if finite and not bool(values.isfinite().all()):
+        where = (~values.isfinite()).nonzero()[0].tolist()
+        row, column = where[0], where[-1]
+        if sparse:
+            row, column = int((tensor.crow_indices() <= row).sum()) - 1, int(tensor.col_indices()[row])
+        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
+        raise DataError(problem, row=row, column=column + 1)
+    return tensor, names
+
+
+def _numbers(x: Any, name: str, shape: str) -> Any:
+    """A numpy array of float32, from an array or nested lists."""
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        array = np.asarray(x, dtype=object)
+    if array.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):
+            return np.array(array, dtype=np.float32)
+    if array.ndim != 2:
+        lengths = [len(row) if is_row(row) else None for row in x] if array.ndim else []
+        odd = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
+        if odd is not None:
+            raise DataError(f"{name}: has {lengths[odd]} columns, expected {lengths[0]} as in row 0", row=odd)
+        raise DataError(f"{name}: expected rows of numbers, {shape}, got {array.dtype} of shape {list(array.shape)}")
+    cells = [None if cell is None else number(str(cell)) for cell in array.ravel().tolist()]
+    if None in cells:
+        row, column = divmod(cells.index(None), array.shape[1])
+        raise DataError(f"{name}: expected a number, got {array.tolist()[row][column]!r}", row=row, column=column + 1)
+    return np.array(cells, dtype=np.float32).reshape(array.shape)
+
+
+def is_row(value: Any) -> bool:
+    """Whether a value is a row of others."""
+    return isinstance(value, (list, tuple, np.ndarray, Tensor))
+
+
+def row_ids(x: Any) -> tuple[str, ...]:
+    """Ids of the rows: the index of a pandas frame, unless it only counts them."""
+    if not is_pandas(x) or list(x.index) == list(range(len(x))):
+        return ()
+    return tuple(canonical_id(label) for label in x.index)
+
+
+def read_arrays(path: Path_) -> dict[str, Any]:
+    """The arrays of an NPZ file by name; that of an NPY file, or a single one, is called ``"x"``.
+
+    A matrix saved by ``scipy.sparse.save_npz``, or spread over ``x_data, x_indices, x_indptr, x_shape``, comes as scipy
+    CSR. Pickled objects are refused: loading them can run anything.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {os.fspath(path)}")
+    try:
+        if not zipfile.is_zipfile(path):
+            return {"x": read_npy(path)}
+        arrays: dict[str, Any] = read_npz(path)
+        if {*SPARSE_PARTS, "format"} <= arrays.keys():
+            form = str(arrays["format"].astype(str))
+            if form not in ("csr", "csc"):
+                raise DataError(f"holds a sparse matrix in the format {form!r}; save it as CSR: matrix.tocsr()")
+            data, indices, ptr, shape = (arrays[part] for part in SPARSE_PARTS)
+            matrix = checked_csr(data, indices, ptr, shape if form == "csr" else np.asarray(shape)[::-1])
+            return {"x": matrix if form == "csr" else matrix.T.tocsr()}
+        for prefix in [key[: -len("_indptr")] for key in arrays if key.endswith("_indptr")]:
+            arrays[prefix] = checked_csr(*(arrays[f"{prefix}_{part}"] for part in SPARSE_PARTS))
+            for part in SPARSE_PARTS:
+                del arrays[f"{prefix}_{part}"]
+    except DAMAGE as error:
+        said = error.problem if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"is not an array file that can be read ({said})", path=path) from error
+    return {"x": next(iter(arrays.values()))} if len(arrays) == 1 else arrays
+
+
+def named_array(arrays: Mapping[str, Any], *roles: str) -> Any:
+    """The array that plays a role (a key of `ARRAY_NAMES`), the first of several; or None."""
+    return next((arrays[name] for role in roles for name in ARRAY_NAMES[role] if name in arrays), None)
+
+
+def needed_array(path: Path_, *roles: str) -> tuple[Any, dict[str, Any]]:
+    """The array of a file that plays one of the roles, and all of them."""
+    arrays = read_arrays(path)
+    found = named_array(arrays, *roles)
+    if found is None:
+        usual = " or ".join(ARRAY_NAMES[roles[0]][0:3:2])
+        raise DataError(f"holds no array called {usual}; it has {', '.join(arrays)}", path=path)
+    return found, arrays
+
+
+def unused_arrays(arrays: Mapping[str, Any], path: str) -> list[str]:
+    """A note on arrays that play no role."""
+    roles = {next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values()}
+    unused = [name for name in arrays if name not in roles | SPLIT_ARRAYS]
+    return [f"arrays of {Path(path).name} not used: {', '.join(unused)}"] if unused else []
+
+
+def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) -> tuple[Split, ...]:
+    """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
+
+    A validation part may be missing: it is then taken from the training part. Several masks are rows, ``[S, N]``, as in
+    NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
+    """
+    found: dict[str, tuple[Split, ...]] = {}
+    for form in SPLIT_FORMS:
+        named = {"train": ("train",), "valid": ("val", "valid"), "test": ("test",)}
+        given = {
+            part: [arrays[f"{n}_{form}"] for n in names if f"{n}_{form}" in arrays] for part, names in named.items()
+        }
+        if not any(given.values()):
+            continue
+        called = "masks" if form.startswith("mask") else "indices"
+        if lacking := [part for part in ("train", "test") if not given[part]]:
+            problem = f"its {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
+            raise DataError(f"{problem}; {SET_ASIDE}")
+        train, test = np.asarray(given["train"][0]), np.asarray(given["test"][0])
+        empty = np.zeros_like(train[:0] if called == "indices" else train)
+        valid = np.asarray(given["valid"][0]) if given["valid"] else empty
+        try:
+            if called == "indices":
+                found[form] = (index_split("indices", train, valid, test),)
+                found[form][0].check(rows)
+                continue
+            for mask in (train, valid, test):
+                if mask.ndim not in (1, 2) or mask.shape[-1 if by_row else 0] != rows:
+                    raise DataError(f"shape {list(mask.shape)} where there are {rows} rows")
+            found[form] = masks_split(*(mask if by_row else mask.T for mask in (train, valid, test)), name="masks")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"its {called} are no splits: {error}; {SET_ASIDE}") from error
+    first = next(iter(found), "")
+    for form, splits in found.items():
+        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
+            raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
+    return found.get(first, ())
