@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,30 +24,14 @@ import numpy as np
 
 from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.table import (
-    ID_NAMES,
-    LABEL_NAMES,
-    SOURCE_NAMES,
-    SPLIT_NAMES,
-    TARGET_NAMES,
-    WEIGHT_NAMES,
-    Path_,
-    Table,
-    is_gap,
-    loose_id,
-    names_ids,
-    number,
-    open_parquet,
-)
+from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
 from difformer.errors import UserError
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
 SAMPLE_LINES = 50  # by which the delimiter is found
 SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
 NOT_TEXT = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
-HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
 
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 _SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 
 Row = tuple[int, list[str]]
@@ -171,8 +154,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if not filled:
         raise DataError("holds no rows")
     (line_of_names, cells), second = filled[0], filled[1][1] if filled[1:] else None
-    names: list[str] = []
-    hidden = list[str]()  # a comment right above the table may be its header
+    names, hidden = list[str](), list[str]()  # a comment right above the table may be its header
     if format.header is None and format.comment and above and above[-1].startswith(format.comment):
         hidden = [cell.strip() for cell in _cells(above[-1].lstrip(format.comment).strip(), delimiter)]
     if len(hidden) == len(cells) > 1 and looks_like_header(hidden, cells, role=role, ids=ids):
@@ -210,7 +192,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     columns = tuple(names[:width] or map(str, range(1, width + 1)))
     source = (chain(start, rows), trailing, format, role == "labels")
     first_row, textual = [format.pointed(c) for c in begin[:width]], _textual([row for _, row in filled], width)
-    return TextTable(name, columns, bool(names), first_row, textual, notes, source)
+    return TextTable(name, columns, bool(names), first_row, textual, notes, source, format.decimal)
 
 
 class TextTable(Table):
@@ -222,20 +204,18 @@ class TextTable(Table):
         width = len(self.names) + trailing
         kept, gaps = sorted(text), frozenset(gaps)
         columns = sorted(set(range(len(self.names))).difference(kept))
-        pick = itemgetter(*columns) if 1 < len(columns) < width else None
         values, self.lines = array("d"), array("q")
         texts: dict[int, list[str]] = {i: [] for i in kept}
         same: dict[str, str] = {}  # one copy of every text: names come again and again
         for line, row in _filled(rows, width, keep_blank):
             self.lines.append(line)
             if len(row) != width or (trailing and row[-1].strip()):
-                raise DataError(
-                    f"has {len(row)} cell(s), expected {width} as in {'the header' if self.named else 'the first row'}",
-                    path=self.path,
-                    line=line,
-                    column=self.names[len(row)] if self.named and len(row) < width else min(len(row), width) + 1,
+                problem = (
+                    f"has {len(row)} cell(s), expected {width} as in the {'header' if self.named else 'first row'}"
                 )
-            cells: Sequence[str] = pick(row) if pick else [row[i] for i in columns] if len(columns) < width else row
+                place = self.names[len(row)] if self.named and len(row) < width else min(len(row), width) + 1
+                raise DataError(problem, path=self.path, line=line, column=place)
+            cells = row if len(columns) == width else [row[i] for i in columns]
             try:
                 if format.decimal != "." or "_" in "".join(cells):
                     raise ValueError
@@ -254,18 +234,6 @@ class TextTable(Table):
         self.cells = {**dict(zip(columns, numbers.T, strict=True)), **texts}
         return self
 
-    def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
-        decimal_point = self.source[2].decimal == "."
-        if decimal_point and _THOUSANDS.match(cell):
-            return "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma", "decimal"
-        if decimal_point and number(cell.replace(",", ".")) is not None:
-            return "; pass decimal=',' if numbers are written with a comma", "decimal"
-        if self.lines and self.lines[row] <= 2 and not self.named:
-            return "; pass header=true if this row names the columns", "header"
-        name = self.names[column]
-        names = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
-        return names if gap else "", None
-
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
     """Rows that count: a blank one only if something comes after it."""
@@ -283,11 +251,8 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
 
 def _textual(rows: Sequence[Sequence[str]], width: int) -> list[bool]:
     """Whether most filled cells of each column are something other than numbers; 1,5 is meant for a number."""
-    result = []
-    for i in range(width):
-        filled = [row[i] for row in rows if len(row) > i and not is_gap(row[i].strip())]
-        result.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in filled) > len(filled))
-    return result
+    columns = ([row[i] for row in rows if len(row) > i and not is_gap(row[i].strip())] for i in range(width))
+    return [2 * sum(number(DECIMAL_COMMA.pointed(c)) is None for c in filled) > len(filled) for filled in columns]
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
@@ -318,9 +283,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
 def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":
-        for count, line in enumerate(lines, 1):
-            cells = line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
-            yield offset + count, cells
+        for count, line in enumerate(lines, offset + 1):
+            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
         return
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
     try:

@@ -57,6 +57,7 @@ SPARSE_PARTS = ("data", "indices", "indptr", "shape")
 SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
 SPLIT_ARRAYS = frozenset(f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS)
 SET_ASIDE = "pass splits= to set them aside"
+ROWS = (list, tuple, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,14 @@ class Features:
     arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
 
 
-def several(given: Column | Sequence[Column]) -> tuple[Column, ...]:
-    """One column, or several: a text is one name, not its letters."""
-    return (given,) if isinstance(given, (str, int)) else tuple(given)
-
-
 def column_roles(
     table: Table,
     *,
     ids: Column | bool | None = None,
-    label_columns: Sequence[Column] | None = None,
+    label_columns: Column | Sequence[Column] | None = None,
     labels_here: bool = False,
     split_column: Column | None = None,
-    drop: Sequence[Column] = (),
+    drop: Column | Sequence[Column] = (),
     wanted: Sequence[str] = (),
     id_name: str | None = None,
 ) -> Roles:
@@ -109,8 +105,8 @@ def column_roles(
     `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
     unless `ids` is False.
     """
-    label_at = [table.find(column, "label_columns") for column in label_columns or ()]
-    taken = {*(table.find(column, "drop") for column in drop), *label_at}
+    label_at = [] if label_columns is None else table.find_all(label_columns, "label_columns")
+    taken = {*table.find_all(drop, "drop"), *label_at}
     at = {name: i for i, name in enumerate(table.names)} if table.named else {}
     asked, notes = {at[name] for name in wanted if name in at}, []
     id_at, guessed = _id_column(table, id_name if id_name in at and ids is not False else ids, taken | asked)
@@ -227,7 +223,7 @@ def read_features(
 
 
 def load_features(path: Path_, *, format: TextFormat, **options: Any) -> Features:
-    """As `read_features`, from any kind of file; for `options` see `select_features`."""
+    """Features from any kind of file; for `options` see `select_features`."""
     suffix = Path(path).suffix.lower()
     if suffix in ARRAY_ENDINGS:
         return _features_in_arrays(path)
@@ -249,12 +245,12 @@ def load_features(path: Path_, *, format: TextFormat, **options: Any) -> Feature
 def select_features(
     table: Table,
     *,
-    drop: Sequence[Column] = (),
+    drop: Column | Sequence[Column] = (),
     wanted: Sequence[str] = (),
     raw: bool = False,
     standardize: bool = True,
-    categories: Sequence[Column] = (),
-    dates: Sequence[Column] = (),
+    categories: Column | Sequence[Column] = (),
+    dates: Column | Sequence[Column] = (),
     preprocessing: Preprocessing | None = None,
     **options: Any,
 ) -> Features:
@@ -265,16 +261,15 @@ def select_features(
     """
     encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
     unused = {name for name, column in encodings.items() if column.kind == "left out"}
-    roles = column_roles(
-        table,
-        drop=[*drop, *unused.intersection(table.names if table.named else ())],
-        wanted=[name for name in encodings if name not in unused] or wanted,
-        **options,
-    )
+    dropped = {
+        *table.find_all(drop, "drop"),
+        *(i for i, name in enumerate(table.names) if name in unused and table.named),
+    }
+    wanted = [name for name in encodings if name not in unused] or wanted
+    roles = column_roles(table, drop=[i + 1 for i in dropped], wanted=wanted, **options)
     features, notes = list(roles.features), list(roles.notes)
     names = [table.names[i] for i in features]
-    kinds = {"categories": categories, "dates": dates}
-    forced = {kind: [table.find(column, kind) for column in given] for kind, given in kinds.items()}
+    forced = {"categories": table.find_all(categories, "categories"), "dates": table.find_all(dates, "dates")}
     if preprocessing is not None:
         if not table.named and len(features) != len(encodings):
             raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
@@ -283,7 +278,7 @@ def select_features(
     else:
         textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
     numeric = [i for i in features if i not in textual]
-    table.trained = bool(wanted or encodings)
+    table.trained = bool(wanted)
     table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
     if roles.guessed:
         cells, name = table.texts(0), table.names[0]
@@ -395,7 +390,7 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
         with np.errstate(over="ignore"):
             return np.array(array, dtype=np.float32)
     if array.ndim != 2:
-        lengths = [len(row) if is_row(row) else None for row in x] if array.ndim else []
+        lengths = [len(row) if isinstance(row, ROWS) else None for row in x] if array.ndim else []
         odd = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
         if odd is not None:
             raise DataError(f"{name}: has {lengths[odd]} columns, expected {lengths[0]} as in row 0", row=odd)
@@ -405,11 +400,6 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
         row, column = divmod(cells.index(None), array.shape[1])
         raise DataError(f"{name}: expected a number, got {array.tolist()[row][column]!r}", row=row, column=column + 1)
     return np.array(cells, dtype=np.float32).reshape(array.shape)
-
-
-def is_row(value: Any) -> bool:
-    """Whether a value is a row of others."""
-    return isinstance(value, (list, tuple, np.ndarray, Tensor))
 
 
 def row_ids(x: Any) -> tuple[str, ...]:

@@ -35,10 +35,12 @@ SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head
 TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
+HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
 
 # Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
 GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
 
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 _WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
 _TRUTH = {"true": 1.0, "false": 0.0}
 
@@ -54,17 +56,14 @@ class Table:
     textual: Sequence[bool]  # whether most cells of each column, in a sample of rows, are not numbers
     notes: Sequence[str] = ()  # what was guessed
     source: Any = None  # where `read` takes the rows from
+    decimal: str = ""  # the decimal sign of a text file
     cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
     lines: Sequence[int] | None = None  # of the rows in a text file
     rows: int = 0
     trained: bool = False  # whether these are new rows for a model that was trained on numbers in the same columns
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers.
-
-        Raises:
-            DataError: If a cell is not a number where one is expected; with file, line and column.
-        """
+        """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers."""
         raise NotImplementedError
 
     @property
@@ -81,6 +80,10 @@ class Table:
         hint = did_you_mean(str(column), self.names) if self.named else ""
         problem = f"has no column {column!r}; {hint}it has {self.listed()}"
         raise DataError(problem, path=self.path, argument=option)
+
+    def find_all(self, columns: Column | Sequence[Column], option: str) -> list[int]:
+        """Positions of one column or several: a text is one name, not its letters."""
+        return [self.find(c, option) for c in ([columns] if isinstance(columns, (str, int)) else columns)]
 
     def listed(self) -> str:
         """The columns, for errors."""
@@ -100,9 +103,9 @@ class Table:
         """Where a row is, in words."""
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
-    def error(self, problem: str, row: int, column: int, argument: str | None = None) -> DataError:
+    def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
         """An error with its place in the file."""
-        called = self.names[column] if self.named and self.names[column] else column + 1
+        called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
         place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
         return DataError(problem, path=self.path, column=called, argument=argument, **place)
 
@@ -121,25 +124,29 @@ class Table:
     def number(self, cell: str, row: int, column: int, gap: bool) -> float:
         """The number that a cell holds; NaN for a gap, if there may be one."""
         value = number(cell)
-        if value is not None:
-            return value
-        if gap and is_gap(cell):
-            return float("nan")
+        if value is not None or (gap and is_gap(cell)):
+            return float("nan") if value is None else value
+        hint, argument = "", None
         if not cell:
             raise self.error(f"a number is missing here; fill it in, or {self._without}", row, column)
-        hint, argument = self._advice(cell, row, column, gap)
         if self.trained:
-            empty = ", or leave the cell empty" if gap else ""
-            hint, argument = f"; this column held numbers in training: write one, as in 1234.5{empty}", None
+            hint = "; this column held numbers in training: write one, as in 1234.5"
+            hint += ", or leave the cell empty" if gap else ""
+        elif self.decimal == "." and _THOUSANDS.match(cell):
+            hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
+            argument = "decimal"
+        elif self.decimal == "." and number(cell.replace(",", ".")) is not None:
+            hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
+        elif self.lines and self.lines[row] <= 2 and not self.named:
+            hint, argument = "; pass header=true if this row names the columns", "header"
+        elif gap:
+            name = self.names[column]
+            hint = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
 
     @property
     def _without(self) -> str:
         return "leave the row out" if self.trained else "leave the row or the column out"
-
-    def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
-        """What to do about a cell that is not a number, and the argument that does it."""
-        return "", None
 
     def check_finite(self, gaps: Collection[int] = ()) -> None:
         """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
@@ -168,7 +175,10 @@ class MemoryTable(Table):
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
-        first, textual = [cell_text(column[0]) for column in values], [_is_textual(column) for column in values]
+        first, textual = [cell_text(column[0]) for column in values], []
+        for column in values:
+            known = [] if has_numbers(column) else [value for value in column if not is_missing(value)]
+            textual.append(any(isinstance(value, str) or number(cell_text(value)) is None for value in known))
         return MemoryTable(path, names, True, first, textual, source=values, rows=len(values[0]))
 
     @staticmethod
@@ -179,7 +189,7 @@ class MemoryTable(Table):
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> MemoryTable:
         text, gaps = set(text), set(gaps)
         for i, values in enumerate(self.source):
-            if i not in text and _is_numeric(values):
+            if i not in text and has_numbers(values):
                 self.cells[i] = np.asarray(values, dtype=np.float64)
                 continue
             cells = [cell_text(value) for value in values]
@@ -202,14 +212,9 @@ def frame_column(frame: Any, position: int) -> Any:
     return array
 
 
-def _is_numeric(values: Any) -> bool:
+def has_numbers(values: Any) -> bool:
+    """Whether a column is an array of numbers or truth values."""
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
-
-
-def _is_textual(values: Any) -> bool:
-    if _is_numeric(values):
-        return False
-    return any(isinstance(v, str) or number(cell_text(v)) is None for v in values if not is_missing(v))
 
 
 def cell_text(value: Any) -> str:
@@ -271,12 +276,12 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
         if name:
             place = f"row {first}" if table is None else table.place(first)
             problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
-        raise DataError(problem, row=row) if table is None or column is None else table.error(problem, row, column)
+        raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
     return index
 
 
 def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | None]:
-    """A sentence on given ids that differ from known ones in case or spaces only; empty if there are none.
+    """A sentence on given ids that differ from known ones in case or spaces only, or an empty text.
 
     If nearly all ids that do not match are of this kind, the position of the first one comes with it.
     """
@@ -314,11 +319,10 @@ def open_parquet(path: Path_) -> MemoryTable:
         if not hasattr(kind, "value_type"):
             said = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
             raise DataError(said, path=path, column=label)
-        width = len(values[0]) if len(values) and values[0] is not None else 0
-        for row, cells in enumerate(values):
-            if cells is None or len(cells) != width or not width:
-                got = "none" if cells is None else len(cells)
-                said = f"expected a list of {width} numbers as in row 0, got {got}"
+        widths = [0 if cells is None else len(cells) for cells in values]
+        for row, width in enumerate(widths):
+            if not width or width != widths[0]:
+                said = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
                 raise DataError(said, path=path, row=row, column=label)
-        columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(width)]
+        columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
     return MemoryTable.of(os.fspath(path), columns)

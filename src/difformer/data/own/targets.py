@@ -28,7 +28,7 @@ from torch import Tensor
 
 from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.csv_files import TextFormat, open_table
-from difformer.data.own.features import ARRAY_ENDINGS, Features, is_row, named_array, needed_array
+from difformer.data.own.features import ARRAY_ENDINGS, ROWS, Features, named_array, needed_array
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
@@ -118,7 +118,7 @@ def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[
         given: Any = [frame_column(y, i) for i in range(len(names))]
     else:
         array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
-        if isinstance(array, (list, tuple)) and array and is_row(array[0]):
+        if isinstance(array, (list, tuple)) and array and isinstance(array[0], ROWS):
             array = np.asarray(array)
         given = [array]
         if isinstance(array, np.ndarray):
@@ -301,7 +301,7 @@ def read_labels(
     *,
     size: int,
     ids: Mapping[str, int] | None = None,
-    columns: Sequence[Column] | None = None,
+    columns: Column | Sequence[Column] | None = None,
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
@@ -317,7 +317,7 @@ def read_labels(
         return labels_from(needed_array(path, "y", "x")[0], None, size, path)
     table = open_table(path, format, role="labels", ids=ids)
     table.read(range(len(table.names)))
-    given = None if columns is None else [table.find(column, "label_columns") for column in columns]
+    given = None if columns is None else table.find_all(columns, "label_columns")
     at = _ids_at(table, size, ids, id_column, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
@@ -412,11 +412,12 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
         return notes
     y = targets.y.numpy()[known]
     for name, values in columns:
-        how, count = "", len(known)
-        if targets.problem == "regression":
-            count *= _same_numbers(values, y, known)
-        else:
+        if targets.problem == "multiclass":
             how, count = _determined(values, y, known)
+        else:
+            x = values[known] if isinstance(values, np.ndarray) else np.zeros(1)
+            changing = not np.isnan(x).any() and np.ptp(x) > 0 and np.ptp(y) > 0
+            how, count = "", len(known) * bool(changing and abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
         if count:
             rows = f"all {count}" if count == len(known) else f"{count} of the {len(known)}"
             notes.append(
@@ -424,13 +425,6 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
                 f"is known only afterwards, pass drop={name}"
             )
     return notes
-
-
-def _same_numbers(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
-    x = values[known] if isinstance(values, np.ndarray) else np.zeros(1)
-    if np.isnan(x).any() or not np.ptp(x) or not np.ptp(y):
-        return False
-    return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
 
 
 def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ from difformer.data.own.features import (
     named_array,
     row_ids,
     select_features,
-    several,
     stored_splits,
     unused_arrays,
 )
@@ -166,16 +165,15 @@ def from_files(
     is_table = suffix not in (*ARRAY_ENDINGS, *PYG_ENDINGS)
     chosen["name"] = name or Path(features).name.split(".")[0]
     chosen["standardize"] = is_table if standardize is None else standardize
-    columns = None if label_columns is None else several(label_columns)
-    options: dict[str, Any] = {"ids": ids, "drop": several(drop), "categories": several(categories)}
-    options |= {"dates": several(dates), "split_column": split_column}
-    options |= {"label_columns": columns if labels is None or suffix in PYG_ENDINGS else None}
+    options: dict[str, Any] = {"ids": ids, "drop": drop, "categories": categories, "dates": dates}
+    options |= {"split_column": split_column, "label_columns": label_columns if labels is None else None}
     if not is_table:
-        refusal, refused = "holds arrays, which have no named columns", options
+        refusal = "holds arrays, which have no named columns"
         if suffix in PYG_ENDINGS:
-            beside = {"labels": labels, "edges": edges, "label_ids": label_ids, "edge_columns": edge_columns}
-            refusal, refused = "a PyG file holds everything itself", {**beside, **options}
-        if extra := [option for option, value in refused.items() if value not in (None, False, ())]:
+            refusal = "a PyG file holds everything itself"
+            options |= {"labels": labels, "edges": edges, "label_columns": label_columns}
+            options |= {"label_ids": label_ids, "edge_columns": edge_columns}
+        if extra := [option for option, value in options.items() if value not in (None, False, ())]:
             raise DataError(f"{refusal}; leave out {', '.join(extra)}", path=features)
         if suffix in PYG_ENDINGS:
             with in_file(features):
@@ -190,13 +188,12 @@ def from_files(
     size, arrays = found.x.shape[0], found.arrays
     if found.x.dim() == 3 or "node_ptr" in arrays:
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
-        ways = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
-        raise DataError(f"holds {what}; {ways}", path=features)
+        remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
+        raise DataError(f"holds {what}; {remedy}", path=features)
     index = index_of_ids(found.ids, found.table, found.roles.ids) if found.ids else None
     if labels is not None:
-        target = read_labels(
-            labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels")
-        )
+        columns: Any = {"columns": label_columns, "id_column": label_ids}
+        target = read_labels(labels, size=size, ids=index, format=format("labels"), **columns)
     elif is_table:
         target = labels_in_table(found)
     else:
@@ -228,7 +225,7 @@ def from_frame(
     *,
     edges: Any = None,
     edge_weight: Any = None,
-    ids: Column | None = None,
+    ids: Column | Literal[False] | None = None,
     split_column: Column | None = None,
     drop: Column | Sequence[Column] = (),
     categories: Column | Sequence[Column] = (),
@@ -245,7 +242,7 @@ def from_frame(
         label: The column of labels by name, several of them, or labels as `from_arrays` takes them.
         edges: The graph, if any, as `from_arrays` takes it; pairs of ids where rows have ids.
         edge_weight: ``[E]`` weights ≥ 0.
-        ids: The column of ids, instead of the index.
+        ids: The column of ids, instead of the index; False ignores the index.
         split_column: The column that says train, valid or test; None finds it by its name.
         drop: Columns to leave out.
         categories: Columns to take as categories, whatever they look like.
@@ -259,19 +256,16 @@ def from_frame(
     if not hasattr(frame, "columns"):
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
     columns = _columns_named(label, frame, "label: the frame")
-    found = select_features(
-        MemoryTable.of_frame(frame),
-        ids=False if ids is None else ids,
-        label_columns=columns or (None if label is None else ()),
-        labels_here=True,
-        split_column=split_column,
-        drop=several(drop),
-        raw=True,
-        standardize=chosen["standardize"],
-        categories=several(categories),
-        dates=several(dates),
-    )
-    rows = found.ids or row_ids(frame)
+    options: dict[str, Any] = {
+        "ids": False if ids is None else ids,
+        "drop": drop,
+        "categories": categories,
+        "dates": dates,
+    }
+    options |= {"split_column": split_column, "label_columns": columns or (None if label is None else ())}
+    options |= {"labels_here": True, "raw": True, "standardize": chosen["standardize"]}
+    found = select_features(MemoryTable.of_frame(frame), **options)
+    rows = found.ids or (() if ids is False else row_ids(frame))
     index = index_of_ids(rows, found.table, found.roles.ids) if rows else None
     labels = labels_in_table(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
     graph = None
@@ -409,9 +403,9 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
     done: list[tuple[Tensor, Tensor | None]] = []
     notes: list[str] = []
     for graph, weight in zip(graphs, weights, strict=True):
-        *ends, said = edges_from(graph, weight, num_nodes=x.shape[1])
-        done.append(tidy_edges(*ends, num_nodes=x.shape[1], **_edge_rules(chosen)))
-        notes += said
+        found_edges = edges_from(graph, weight, num_nodes=x.shape[1])
+        done.append(tidy_edges(*found_edges[:2], num_nodes=x.shape[1], **_edge_rules(chosen)))
+        notes += found_edges[2]
     if 0 < sum(w is not None for _, w in done) < len(done):  # a matrix of ones has no weights, its neighbours may have
         done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
     splits = given_splits(chosen["splits"]) or drawn_splits(None, x.shape[0], chosen["fractions"], (0,))
@@ -467,8 +461,8 @@ def assemble(
     """
     check_choices(chosen["self_loops"], chosen["duplicates"])
     with labels.locate():
-        meaning: Any = {option: chosen[option] for option in ("problem", "class_names", "missing")}  # type: ignore[literal-required]
-        targets = encode_targets(labels.columns, names=labels.names, **meaning)
+        rule: Any = {"problem": chosen["problem"], "missing": chosen["missing"]}
+        targets = encode_targets(labels.columns, names=labels.names, class_names=chosen["class_names"], **rule)
     remarks = [*targets.notes, *found.notes, *notes, *suspicions(found.raw, targets)]
     protocol, index, weight = "own data, no graph", None, None
     if graph is not None:
