@@ -341,6 +341,13 @@ class TestFrames:
         with pytest.raises(DataError, match=r"e\.csv, line 2, column 'from': 'c0' .*pass ids=customer_id"):
             from_files(path, edges=tmp_path / "e.csv", label_columns="segment")
 
+    def test_an_index_with_repeated_labels_can_be_ignored(self):
+        pd = pytest.importorskip("pandas")
+        frame = pd.concat([self.frame().head(30)] * 2)
+        with pytest.raises(DataError, match=r"row 30: id '0' is already that of row 0; .*pass ids=false"):
+            from_frame(frame, "segment")
+        assert from_frame(frame, "segment", ids=False).instance_names == ()
+
     def test_polars_and_what_is_no_frame(self):
         polars = pytest.importorskip("polars")
         raw = customers()

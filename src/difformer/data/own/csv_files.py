@@ -20,8 +20,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError, in_file
 from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
@@ -30,6 +28,7 @@ from difformer.errors import UserError
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
 SAMPLE_LINES = 50  # by which the delimiter is found
 SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
+CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
 NOT_TEXT = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
 
 _SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
@@ -190,49 +189,26 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
     columns = tuple(names[:width] or map(str, range(1, width + 1)))
-    source = (chain(start, rows), trailing, format, role == "labels")
     first_row, textual = [format.pointed(c) for c in begin[:width]], _textual([row for _, row in filled], width)
-    return TextTable(name, columns, bool(names), first_row, textual, notes, source, format.decimal)
+    table = Table(name, columns, bool(names), first_row, textual, notes, decimal=format.decimal, lines=array("q"))
+    table.source = _chunks(table, chain(start, rows), trailing, format, role == "labels")
+    return table
 
 
-class TextTable(Table):
-    """A text file whose head is known; see `Table`."""
-
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> TextTable:
-        """All rows, once: a file is not read twice."""
-        rows, trailing, format, keep_blank = self.source
-        width = len(self.names) + trailing
-        kept, gaps = sorted(text), frozenset(gaps)
-        columns = sorted(set(range(len(self.names))).difference(kept))
-        values, self.lines = array("d"), array("q")
-        texts: dict[int, list[str]] = {i: [] for i in kept}
-        same: dict[str, str] = {}  # one copy of every text: names come again and again
-        for line, row in _filled(rows, width, keep_blank):
-            self.lines.append(line)
+def _chunks(table: Table, rows: Iterator[Row], trailing: int, format: TextFormat, keep_blank: bool) -> Iterator[Any]:
+    """Line numbers and columns of consecutive rows."""
+    width, expected = len(table.names) + trailing, "header" if table.named else "first row"
+    filled = _filled(rows, width, keep_blank)
+    while chunk := list(islice(filled, 1 + CHUNK_CELLS // width)):
+        for line, row in chunk:
             if len(row) != width or (trailing and row[-1].strip()):
-                problem = (
-                    f"has {len(row)} cell(s), expected {width} as in the {'header' if self.named else 'first row'}"
-                )
-                place = self.names[len(row)] if self.named and len(row) < width else min(len(row), width) + 1
-                raise DataError(problem, path=self.path, line=line, column=place)
-            cells = row if len(columns) == width else [row[i] for i in columns]
-            try:
-                if format.decimal != "." or "_" in "".join(cells):
-                    raise ValueError
-                values.extend(map(float, cells))
-            except ValueError:
-                del values[self.rows * len(columns) :]
-                for cell, i in zip(cells, columns, strict=True):
-                    values.append(self.number(format.pointed(cell), self.rows, i, i in gaps))
-            for i in kept:
-                cell = format.pointed(row[i])
-                texts[i].append(same.setdefault(cell, cell))
-            self.rows += 1
-        if not self.rows:
-            raise DataError("holds no rows", path=self.path)
-        numbers = np.array(values).reshape(self.rows, len(columns))
-        self.cells = {**dict(zip(columns, numbers.T, strict=True)), **texts}
-        return self
+                place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
+                problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+                raise DataError(problem, path=table.path, line=line, column=place)
+        columns: Any = list(zip(*(row for _, row in chunk), strict=True))[: len(table.names)]
+        if format.decimal != ".":
+            columns = [[format.pointed(cell) for cell in column] for column in columns]
+        yield [line for line, _ in chunk], columns
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:

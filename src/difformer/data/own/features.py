@@ -24,11 +24,11 @@ from difformer.data.own.table import (
     LABEL_NAMES,
     SPLIT_NAMES,
     Column,
-    MemoryTable,
     Path_,
     Table,
     Values,
     canonical_id,
+    frame_table,
     is_pandas,
     names_ids,
     number,
@@ -358,7 +358,7 @@ def features_from(
     elif isinstance(x, Tensor):
         tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
-        table = MemoryTable.of_frame(x, name).read(())
+        table = frame_table(x, name).read(())
         if finite:
             table.check_finite()
         names = table.names

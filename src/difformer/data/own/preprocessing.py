@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.errors import DAMAGE, DataError, listed
-from difformer.data.own.table import Floats, MemoryTable, Values, is_gap, number
+from difformer.data.own.table import Floats, Values, frame_table, is_gap, number
 from difformer.errors import UserError
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
@@ -221,7 +221,8 @@ class Preprocessing:
             for i, *of in zip(measured, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True):
                 fill, mean, deviation = map(float, of)
                 scaled = found[i].kind == "date" or (standardize and found[i].kind == "number")
-                found[i] = replace(found[i], fill=fill, **({"shift": mean, "scale": deviation} if scaled else {}))
+                mean, deviation = (mean, deviation) if scaled else (0.0, 1.0)
+                found[i] = replace(found[i], fill=fill, shift=mean, scale=deviation)
         return Preprocessing(tuple(found), len(columns[0][1]) if columns else 0, tuple(notes))
 
     @property
@@ -242,19 +243,19 @@ class Preprocessing:
         Raises:
             DataError: If a column is missing, or holds something other than in training.
         """
-        names = [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
+        names = {str(name): i for i, name in enumerate(table.columns if hasattr(table, "columns") else table)}
         used = {column.name: column for column in self.columns if column.kind != "left out"}
         if not used:
             raise DataError("has no column of features left")
         if absent := [name for name in used if name not in names]:
             wanted = f"{len(absent)} of the {len(used)} columns wanted: {listed(absent)}"
-            raise DataError(f"lacks {wanted}; it has {listed(names)}")
+            raise DataError(f"lacks {wanted}; it has {listed([*names])}")
         if hasattr(table, "columns"):
-            frame = MemoryTable.of_frame(table)
-            place = {name: i for i, name in enumerate(names) if name in used}
-            frame.read([i for i, name in enumerate(names) if name not in used or frame.textual[i]], place.values())
-            table = {name: frame.cells[i] for name, i in place.items()}
-        new = [name for name in names if name not in {column.name for column in self.columns}]
+            frame = frame_table(table)
+            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], names.values())
+            table = {name: frame.cells[names[name]] for name in used}
+        known = {column.name for column in self.columns}
+        new = [name for name in names if name not in known]
         notes = [f"columns that training did not have are left out: {listed(new)}"] if new else []
         encoded = [column.encode(table[name]) for name, column in used.items()]
         notes += [note for _, said in encoded for note in said]

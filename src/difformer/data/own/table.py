@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,16 +56,47 @@ class Table:
     first: Sequence[str]  # the first row as text
     textual: Sequence[bool]  # whether most cells of each column, in a sample of rows, are not numbers
     notes: Sequence[str] = ()  # what was guessed
-    source: Any = None  # where `read` takes the rows from
+    source: Iterable[tuple[Sequence[int], Sequence[Any]]] = ()  # lines and columns of consecutive rows
     decimal: str = ""  # the decimal sign of a text file
     cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
-    lines: Sequence[int] | None = None  # of the rows in a text file
+    lines: array[int] | None = None  # of the rows in a text file
     rows: int = 0
     trained: bool = False  # whether these are new rows for a model that was trained on numbers in the same columns
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers."""
-        raise NotImplementedError
+        """Read all rows, once: columns in `text` as texts, those in `gaps` as numbers with gaps, others as numbers."""
+        text, gaps, parts, same = {*text}, {*gaps}, defaultdict[int, list[Any]](list), dict[str, str]()
+        for lines, columns in self.source:
+            if self.lines is not None:
+                self.lines.extend(lines)
+            refused: list[DataError] = []
+            for i, values in enumerate(columns):
+                try:
+                    if i in text:  # one copy of every text: names come again and again
+                        parts[i] += (same.setdefault(cell, cell) for cell in map(cell_text, values))
+                    else:
+                        parts[i].append(self._numbers(values, i, i in gaps))
+                except DataError as error:
+                    refused.append(error)
+            if refused:
+                raise min(refused, key=lambda error: error.line or error.row or 0)
+            self.rows += len(columns[0])
+        if not self.rows:
+            raise DataError("holds no rows", path=self.path)
+        self.cells = {i: part if i in text else np.concatenate(part) for i, part in parts.items()}
+        return self
+
+    def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
+        """The numbers of the next rows of a column."""
+        try:
+            if has_numbers(values):
+                return np.array(values, dtype=np.float64)
+            if "_" in "".join(values):  # Python would read 1_000
+                raise ValueError
+            return np.fromiter(map(float, values), np.float64, len(values))
+        except (TypeError, ValueError):
+            cells = map(cell_text, values)
+            return np.array([self.number(cell, row, column, gap) for row, cell in enumerate(cells, self.rows)])
 
     @property
     def file(self) -> str:
@@ -162,41 +194,25 @@ class Table:
                 raise self.error(f"{problem}, or {self._without}", row, column)
 
 
-class MemoryTable(Table):
-    """A table in memory: named columns, each an array or a list of numbers, texts and None."""
+def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
+    """The table of named columns, each an array or a list of numbers, texts and None."""
+    if not columns or not len(columns[0][1]):
+        raise DataError("holds no rows", path=path)
+    check_size(len(columns), "the table", "COLUMNS")
+    names, values = zip(*columns, strict=True)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
+    textual = []
+    for column in values:
+        known = [] if has_numbers(column) else [value for value in column if not is_missing(value)]
+        textual.append(any(isinstance(value, str) or number(cell_text(value)) is None for value in known))
+    return Table(path, names, True, [cell_text(column[0]) for column in values], textual, source=[((), values)])
 
-    @staticmethod
-    def of(path: str, columns: Sequence[tuple[str, Any]]) -> MemoryTable:
-        """The table of named columns."""
-        if not columns or not len(columns[0][1]):
-            raise DataError("holds no rows", path=path)
-        check_size(len(columns), "the table", "COLUMNS")
-        names, values = zip(*columns, strict=True)
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
-        if twice is not None:
-            raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
-        first, textual = [cell_text(column[0]) for column in values], []
-        for column in values:
-            known = [] if has_numbers(column) else [value for value in column if not is_missing(value)]
-            textual.append(any(isinstance(value, str) or number(cell_text(value)) is None for value in known))
-        return MemoryTable(path, names, True, first, textual, source=values, rows=len(values[0]))
 
-    @staticmethod
-    def of_frame(frame: Any, path: str = "frame") -> MemoryTable:
-        """The columns of a pandas or polars frame."""
-        return MemoryTable.of(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
-
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> MemoryTable:
-        text, gaps = set(text), set(gaps)
-        for i, values in enumerate(self.source):
-            if i not in text and has_numbers(values):
-                self.cells[i] = np.asarray(values, dtype=np.float64)
-                continue
-            cells = [cell_text(value) for value in values]
-            self.cells[i] = cells
-            if i not in text:
-                self.cells[i] = np.array([self.number(cell, row, i, i in gaps) for row, cell in enumerate(cells)])
-        return self
+def frame_table(frame: Any, path: str = "frame") -> Table:
+    """The columns of a pandas or polars frame."""
+    return memory_table(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
 
 
 def is_pandas(value: Any) -> bool:
@@ -299,7 +315,7 @@ def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | 
     return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
 
 
-def open_parquet(path: Path_) -> MemoryTable:
+def open_parquet(path: Path_) -> Table:
     """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
     types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
@@ -325,4 +341,4 @@ def open_parquet(path: Path_) -> MemoryTable:
                 said = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
                 raise DataError(said, path=path, row=row, column=label)
         columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
-    return MemoryTable.of(os.fspath(path), columns)
+    return memory_table(os.fspath(path), columns)

@@ -37,7 +37,7 @@ from difformer.data.own.features import (
     unused_arrays,
 )
 from difformer.data.own.graphs import PYG_ENDINGS, Found, edges_from, join_graphs, read_edges, read_pyg
-from difformer.data.own.table import Column, MemoryTable, Path_, index_of_ids, names_ids
+from difformer.data.own.table import Column, Path_, frame_table, index_of_ids, names_ids
 from difformer.data.own.targets import (
     METRICS,
     Labels,
@@ -168,12 +168,11 @@ def from_files(
     options: dict[str, Any] = {"ids": ids, "drop": drop, "categories": categories, "dates": dates}
     options |= {"split_column": split_column, "label_columns": label_columns if labels is None else None}
     if not is_table:
-        refusal = "holds arrays, which have no named columns"
+        refusal, refused = "holds arrays, which have no named columns", options
         if suffix in PYG_ENDINGS:
-            refusal = "a PyG file holds everything itself"
-            options |= {"labels": labels, "edges": edges, "label_columns": label_columns}
-            options |= {"label_ids": label_ids, "edge_columns": edge_columns}
-        if extra := [option for option, value in options.items() if value not in (None, False, ())]:
+            refusal, refused = "a PyG file holds everything itself", {"labels": labels, "edges": edges, **options}
+            refused |= {"label_columns": label_columns, "label_ids": label_ids, "edge_columns": edge_columns}
+        if extra := [option for option, value in refused.items() if value not in (None, False, ())]:
             raise DataError(f"{refusal}; leave out {', '.join(extra)}", path=features)
         if suffix in PYG_ENDINGS:
             with in_file(features):
@@ -264,7 +263,7 @@ def from_frame(
     }
     options |= {"split_column": split_column, "label_columns": columns or (None if label is None else ())}
     options |= {"labels_here": True, "raw": True, "standardize": chosen["standardize"]}
-    found = select_features(MemoryTable.of_frame(frame), **options)
+    found = select_features(frame_table(frame), **options)
     rows = found.ids or (() if ids is False else row_ids(frame))
     index = index_of_ids(rows, found.table, found.roles.ids) if rows else None
     labels = labels_in_table(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
