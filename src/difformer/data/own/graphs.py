@@ -9,7 +9,7 @@ loader, which builds tensors, containers and the few classes that a PyG ``Data``
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from difformer.data.own.table import (
     TARGET_NAMES,
     WEIGHT_NAMES,
     Column,
+    Ids,
     Path_,
     Table,
-    canonical_id,
-    near_misses,
     number,
+    positions,
 )
 from difformer.data.sparse import to_scipy
 from difformer.errors import UserError
@@ -40,7 +40,6 @@ from difformer.sparse import check_scipy
 PYG_ENDINGS = (".pt", ".pth")
 
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]  # ends [2, E], weights [E], notes on what was guessed
-Ids = Mapping[str, int]
 
 
 def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
@@ -92,7 +91,7 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         ends, note = edge_ends(edges)
         ids = None if isinstance(edges, (Tensor, np.ndarray)) and ends.dtype.kind in "iu" else ids
     try:
-        index = np.stack([_positions(end, num_nodes, ids, hint) for end in ends])
+        index = np.stack([positions(end, num_nodes, ids, hint=hint) for end in ends])
         weight = None if weights is None else _weights(weights, index.shape[1])
     except DataError as error:
         place = "" if error.row is None else f"edge_index, edge {error.row}: "
@@ -162,7 +161,7 @@ def read_edges(
     ends, weight, notes = [], None, list(table.notes)
     for i in roles[:2]:
         with table.locate({None: i}):
-            ends.append(_positions(table.cells[i], num_nodes, ids, hint))
+            ends.append(positions(table.cells[i], num_nodes, ids, hint=hint))
     if unused:
         notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}")
     if len(roles) == 3:
@@ -199,39 +198,6 @@ def _roles(table: Table, columns: Sequence[Column] | None) -> list[int]:
         problem += ", or save an adjacency matrix with numpy.save (.npy)"
         raise DataError(problem, path=table.path, argument="edge_columns")
     return [0, 1, 2] if width == 3 and not table.textual[2] else [0, 1]
-
-
-def _positions(values: Any, num_nodes: int, ids: Ids | None, hint: str = "") -> NDArray[np.int64]:
-    """Positions of the nodes that `values` names; errors name the row."""
-    if ids is not None:
-        names = values if isinstance(values, list) else values.tolist()
-        found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
-        if -1 in found:
-            row, some = found.index(-1), ", ".join(map(repr, list(ids)[:3]))
-            close, nearly = near_misses(names, ids)
-            if nearly is not None:
-                raise DataError(close, row=nearly)
-            problem = f"no node is called {str(names[row])!r}; the {num_nodes} there are begin with {some}"
-            raise DataError(f"{problem}; {close}" if close else problem, row=row)
-        return np.array(found, dtype=np.int64)
-    array = np.asarray(values)
-    if array.dtype.kind not in "iuf":
-        cells = [number(str(value)) for value in array.tolist()]
-        if None in cells:
-            row = cells.index(None)
-            problem = f"{str(values[row])!r} is not the number of a row, and the nodes have no ids{hint}"
-            raise DataError(problem, row=row, argument="ids")
-        array = np.array(cells, dtype=np.float64)
-    outside = ~((array >= 0) & (array < num_nodes))
-    wrong = outside | (array != np.floor(array))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        if not outside[row] or not np.isfinite(array[row]):
-            raise DataError(f"{array[row]} is not the number of a row", row=row)
-        hint = "; yours seem to count from 1" if array.min() == 1 and array.max() == num_nodes else ""
-        problem = f"there is no node {array[row]:.0f}: rows are counted from 0 to {num_nodes - 1}{hint}"
-        raise DataError(problem, row=row)
-    return array.astype(np.int64)
 
 
 def _weights(values: Any, count: int) -> Tensor:

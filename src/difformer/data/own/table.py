@@ -26,6 +26,7 @@ from difformer.errors import did_you_mean
 Path_ = str | os.PathLike[str]
 Column = str | int
 Floats = NDArray[np.float64]
+Ids = Mapping[str, int]  # row of every id
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
 
 ID_NAMES = frozenset(
@@ -313,6 +314,39 @@ def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | 
         f"and {known!r} in the features: make them the same"
     )
     return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
+
+
+def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
+    """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row, and add the `hint`."""
+    if ids is not None:
+        names = values if isinstance(values, list) else values.tolist()
+        found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
+        if -1 in found:
+            row, some = found.index(-1), ", ".join(map(repr, list(ids)[:3]))
+            close, nearly = near_misses(names, ids)
+            if nearly is not None:
+                raise DataError(close, row=nearly)
+            problem = f"no {what} is called {str(names[row])!r}; the {size} there are begin with {some}{hint}"
+            raise DataError(f"{problem}; {close}" if close else problem, row=row)
+        return np.array(found, dtype=np.int64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf":
+        cells = [number(str(value)) for value in array.tolist()]
+        if None in cells:
+            row = cells.index(None)
+            problem = f"{str(values[row])!r} is not the number of a row, and the {what}s have no ids{hint}"
+            raise DataError(problem, row=row, argument="ids")
+        array = np.array(cells, dtype=np.float64)
+    outside = ~((array >= 0) & (array < size))
+    wrong = outside | (array != np.floor(array))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        if not outside[row] or not np.isfinite(array[row]):
+            raise DataError(f"{array[row]} is not the number of a row", row=row)
+        count = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
+        problem = f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}{count}"
+        raise DataError(problem, row=row)
+    return array.astype(np.int64)
 
 
 def open_parquet(path: Path_) -> Table:

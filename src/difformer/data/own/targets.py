@@ -32,6 +32,7 @@ from difformer.data.own.features import ARRAY_ENDINGS, ROWS, Features, named_arr
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
+    Ids,
     Path_,
     Table,
     Values,
@@ -41,7 +42,7 @@ from difformer.data.own.table import (
     is_pandas,
     loose_id,
     names_ids,
-    near_misses,
+    positions,
 )
 from difformer.data.own.table import number as number_of
 from difformer.data.split import labelled
@@ -300,7 +301,7 @@ def read_labels(
     path: Path_,
     *,
     size: int,
-    ids: Mapping[str, int] | None = None,
+    ids: Ids | None = None,
     columns: Column | Sequence[Column] | None = None,
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
@@ -328,7 +329,7 @@ def read_labels(
 
 
 def _ids_at(
-    table: Table, size: int, ids: Mapping[str, int] | None, id_column: Column | bool | None, labels: list[int] | None
+    table: Table, size: int, ids: Ids | None, id_column: Column | bool | None, labels: list[int] | None
 ) -> int | None:
     """Position of the column of ids; None where labels are in the order of the features."""
     if isinstance(id_column, bool):
@@ -368,39 +369,22 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
     raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
 
-def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None) -> list[int | None]:
+def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int | None]:
     """For every row of the features the row of the table that labels it."""
+    cells, hint = table.texts(at), ""
+    known = [number_of(cell) is not None if ids is None else canonical_id(cell) in ids for cell in cells[:2]]
+    if known == [False, True] and not table.named:
+        hint = "; pass header=true if this row names the columns"
+    elif ids is None:
+        hint = "; add a column of ids to the features (ids= names it) or, if labels are in the order of the rows, pass "
+        hint += "label_ids=false and label_columns= with that of the labels"
     row_of: list[int | None] = [None] * size
-
-    def position_of(cell: str) -> int:
-        name = canonical_id(cell)
-        if ids is not None:
-            return ids.get(name, -1)
-        # A number of thousands of digits is one that Python will not even read.
-        return int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
-
-    cells = table.texts(at)
-    for row, cell in enumerate(cells):
-        position = position_of(cell)
-        if position < 0:
-            there = f"rows go from 0 to {size - 1}"
-            if ids is not None:
-                close, nearly = near_misses(cells, ids)
-                if nearly is not None:
-                    raise table.error(close, nearly, at)
-                there = f"no row of the features has this id{'; ' * bool(close)}{close}"
-            if row == 0 and not table.named and len(cells) > 1 and position_of(cells[1]) >= 0:
-                there += "; pass header=true if this row names the columns"
-            elif ids is None and number_of(cell) is None:
-                there = (
-                    f"the features have no column of ids, their {there}; add one to them (ids= names it) or, if labels "
-                    f"are in the order of the rows, pass label_ids=false and label_columns= with that of the labels"
-                )
-            raise table.error(f"a label for {cell!r}, but {there}", row, at)
-        earlier = row_of[position]
-        if earlier is not None:
-            raise table.error(f"a second label for {cell!r}, the first is on {table.place(earlier)}", row, at)
-        row_of[position] = row
+    with table.locate({None: at}):
+        for row, place in enumerate(positions(cells, size, ids, what="row", hint=hint).tolist()):
+            if (first := row_of[place]) is not None:
+                problem = f"a second label for {cells[row]!r}, the first is on {table.place(first)}"
+                raise DataError(problem, row=row)
+            row_of[place] = row
     return row_of
 
 
