@@ -95,12 +95,9 @@ def lines_of(
                     raise DataError(f"has more than {most:,} characters; {remedy}", path=path, line=count)
                 yield line
     except UnicodeError as error:
-        raise DataError(
-            f"is not text in the encoding expected ({error}); pass encoding=latin-1 or the one it was saved in, or "
-            f"save it as UTF-8",
-            path=path,
-            argument="encoding",
-        ) from error
+        remedy = "pass encoding=latin-1 or the one it was saved in, or save it as UTF-8"
+        problem = f"is not text in the encoding expected ({error}); {remedy}"
+        raise DataError(problem, path=path, argument="encoding") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be unpacked ({error})", path=path) from error
 
@@ -159,11 +156,8 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if len(hidden) == len(cells) > 1 and looks_like_header(hidden, cells, role=role, ids=ids):
         names, line_of_names = hidden, len(above)
     elif len(hidden) == len(cells) > 1 and [number(c) is None for c in hidden] == [number(c) is None for c in cells]:
-        raise DataError(
-            f"begins with {format.comment!r}, as a comment does, but looks like a row of the table; "
-            f"pass comment=none if it is one, or delete it",
-            line=len(above),
-        )
+        problem = f"begins with {format.comment!r}, as a comment does, but looks like a row of the table"
+        raise DataError(f"{problem}; pass comment=none if it is one, or delete it", line=len(above))
     elif format.header or (format.header is None and looks_like_header(cells, second, role=role, ids=ids)):
         names = [format.pointed(cell) for cell in cells]
         if second and len(second) == len(names) + 1:

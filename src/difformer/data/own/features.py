@@ -124,12 +124,9 @@ def column_roles(
         for i in table.named_like(LABEL_NAMES if labels_here else LABEL_NAMES - {"y"}):
             reasons[i] = ", although its name is usual for labels; pass drop={} if it tells the answer"
             if not labels_here and i not in taken:
-                raise DataError(
-                    f"column {table.names[i]!r} looks like labels and would be used as a feature, while labels come "
-                    f"from elsewhere; pass drop={table.names[i]} or rename it",
-                    path=table.path,
-                    argument="drop",
-                )
+                problem = f"column {table.names[i]!r} looks like labels and would be used as a feature, while labels "
+                problem += f"come from elsewhere; pass drop={table.names[i]} or rename it"
+                raise DataError(problem, path=table.path, argument="drop")
     taken |= set(label_at)
     for i, reason in reasons.items():
         if i not in taken:
@@ -138,11 +135,9 @@ def column_roles(
     features = [i for i in range(len(table.names)) if i not in taken]
     if wanted and table.named:
         if absent := [name for name in wanted if name not in at]:
-            raise DataError(
-                f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
-                f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}",
-                path=table.path,
-            )
+            there = f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}"
+            problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; {there}"
+            raise DataError(problem, path=table.path)
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
         features = [at[name] for name in wanted]
@@ -171,11 +166,8 @@ def _find_labels(table: Table, taken: set[int]) -> list[int]:
     if not table.named and last > 0 and last not in taken and table.textual[last]:
         return [last]  # where data sets without a header usually have their class
     which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
-    raise DataError(
-        f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}",
-        path=table.path,
-        argument="label_columns",
-    )
+    problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
+    raise DataError(problem, path=table.path, argument="label_columns")
 
 
 def read_features(
@@ -234,11 +226,8 @@ def load_features(path: Path_, *, format: TextFormat, **options: Any) -> Feature
         name, cell = table.names[0] if table.named else table.first[0], table.first[0]
         for sign in DELIMITERS:
             if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
-                raise DataError(
-                    f"has one column, {name!r}, whose cells seem to be separated by {sign!r}; pass delimiter={sign!r}",
-                    path=path,
-                    argument="delimiter",
-                )
+                problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
+                raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
     return select_features(table, **options)
 
 
@@ -261,12 +250,10 @@ def select_features(
     """
     encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
     unused = {name for name, column in encodings.items() if column.kind == "left out"}
-    dropped = {
-        *table.find_all(drop, "drop"),
-        *(i for i, name in enumerate(table.names) if name in unused and table.named),
-    }
+    dropped = [i + 1 for i in table.find_all(drop, "drop")]
+    dropped += [i + 1 for i, name in enumerate(table.names) if table.named and name in unused]
     wanted = [name for name in encodings if name not in unused] or wanted
-    roles = column_roles(table, drop=[i + 1 for i in dropped], wanted=wanted, **options)
+    roles = column_roles(table, drop=dropped, wanted=wanted, **options)
     features, notes = list(roles.features), list(roles.notes)
     names = [table.names[i] for i in features]
     forced = {"categories": table.find_all(categories, "categories"), "dates": table.find_all(dates, "dates")}
@@ -286,10 +273,8 @@ def select_features(
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
             features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
         else:
-            notes.append(
-                f"column {name!r} of {table.file} holds a different text in every row and was read as ids; pass "
-                f"ids=false if it is a feature"
-            )
+            guess = f"column {name!r} of {table.file} holds a different text in every row and was read as ids"
+            notes.append(f"{guess}; pass ids=false if it is a feature")
     if not features:
         raise DataError("has no column of features left", path=table.path)
     table.check_finite(set(numeric) if raw else ())

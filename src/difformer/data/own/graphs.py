@@ -123,10 +123,8 @@ def _matrix(edges: Any, num_nodes: int) -> Any:
 
 def _from_matrix(matrix: Any, num_nodes: int) -> Found:
     if tuple(matrix.shape) != (num_nodes, num_nodes):
-        raise DataError(
-            f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}], got "
-            f"{list(matrix.shape)}; a list of edges has shape [2, E] or [E, 2]"
-        )
+        square = f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}]"
+        raise DataError(f"{square}, got {list(matrix.shape)}; a list of edges has shape [2, E] or [E, 2]")
     filled = matrix.data != 0
     index = np.stack([matrix.row, matrix.col])[:, filled].astype(np.int64)
     try:
@@ -170,10 +168,8 @@ def read_edges(
             weight = _weights(table.cells[roles[2]], table.rows)
         if columns is None and name.strip().lower() not in WEIGHT_NAMES:
             only = ",".join(table.names[i] for i in roles[:2])
-            notes.append(
-                f"edges are weighted by column {repr(name) if table.named else name} of {table.file}; pass "
-                f"edge_columns={only} if it is no weight"
-            )
+            third = f"column {repr(name) if table.named else name} of {table.file}"
+            notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
     return torch.from_numpy(np.stack(ends)), weight, tuple(notes)
 
 

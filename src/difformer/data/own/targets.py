@@ -178,20 +178,17 @@ def encode_targets(
         fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
         text = next((cell for cell, value in values.items() if value is None), None)
         if problem is None and fractions and text is not None:
-            raise DataError(
-                f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
-                f"missing={text} if it means no label, or problem=multiclass if all of them are names",
-                row=cells[0].index(text),
-                column=1,
-            )
+            said = f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
+            said += f"missing={text} if it means no label, or problem=multiclass if all of them are names"
+            raise DataError(said, row=cells[0].index(text), column=1)
         if problem == "regression" or (problem is None and fractions):
             found = _numbers(cells, (), "regression", unknown)
         else:
             found = _classes(cells[0], values, problem, class_names, missing is None, notes)
     else:
         if problem == "multiclass":
-            only = "name the one, or pass problem=multilabel"
-            raise DataError(f"labels: a class is one column, got {len(cells)}; {only}")
+            said = f"labels: a class is one column, got {len(cells)}"
+            raise DataError(f"{said}; name the one, or pass problem=multilabel")
         unsaid = {*unknown, "-1"} if missing is None else unknown
         other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
         other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
@@ -218,8 +215,8 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
     shown = ", ".join(f"{word!r} ({sum(column.count(word) for column in cells)} rows)" for word in doubtful)
     if others:
         return {"", *doubtful}, [f"labels {shown} were read as unlabelled, since all others are {others}"]
-    words_ = ",".join(doubtful)
-    return {""}, [f"labels {shown} were read as classes; pass missing={words_} if they mean that there is no label"]
+    how = f"pass missing={','.join(doubtful)} if they mean that there is no label"
+    return {""}, [f"labels {shown} were read as classes; {how}"]
 
 
 def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
@@ -260,11 +257,9 @@ def _classes(
     known = sum(cell in values for cell in cells)
     guess = problem is None and not class_names
     if guess and len(found) > max(MANY_CLASSES, known / 2):
-        raise DataError(
-            f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
-            f"quantities, problem=multiclass if they are classes, or name another column",
-            argument="problem",
-        )
+        said = f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
+        said += "quantities, problem=multiclass if they are classes, or name another column"
+        raise DataError(said, argument="problem")
     order = [str(name) for name in class_names] or found
     if strange := [cell for cell in found if cell not in order]:
         problem_ = f"label {strange[0]!r} is not among class_names {tuple(order)}"
@@ -272,9 +267,8 @@ def _classes(
     if len(order) < 2:
         said = "".join(f"; {note}" for note in notes)
         said += "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
-        raise DataError(
-            f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}{said}"
-        )
+        got = ", ".join(map(repr, order)) or "no label at all"
+        raise DataError(f"labels: expected at least two classes, found {got}{said}")
     if guess and len(found) > MANY_CLASSES and not texts:
         count = f"{len(found)} different whole numbers"
         notes.append(f"{count} were read as classes; pass problem=regression if they are quantities")
@@ -404,10 +398,8 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
             how, count = "", len(known) * bool(changing and abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
         if count:
             rows = f"all {count}" if count == len(known) else f"{count} of the {len(known)}"
-            notes.append(
-                f"{how}column {name!r} {DETERMINES} {rows} labelled rows; if it is a copy of the label, or "
-                f"is known only afterwards, pass drop={name}"
-            )
+            copy = f"if it is a copy of the label, or is known only afterwards, pass drop={name}"
+            notes.append(f"{how}column {name!r} {DETERMINES} {rows} labelled rows; {copy}")
     return notes
 
 

@@ -384,9 +384,8 @@ def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choice
 def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: Choices) -> Task:
     """Snapshots in time order: numbers to predict for every node at every time."""
     if chosen["standardize"]:
-        raise DataError(
-            "standardize: a series is not scaled here; standardise it by its training part before lags are taken"
-        )
+        remedy = "standardise it by its training part before lags are taken"
+        raise DataError(f"standardize: a series is not scaled here; {remedy}")
     if chosen["problem"] not in (None, "regression"):
         raise DataError(f"problem: a series of snapshots is regression, got {chosen['problem']!r}")
     x = found.x
@@ -410,16 +409,12 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
     splits = given_splits(chosen["splits"]) or drawn_splits(None, x.shape[0], chosen["fractions"], (0,))
     values = target[target.isfinite()].unique()
     if chosen["problem"] is None and values.numel() <= FEW_NUMBERS and torch.equal(values, values.round()):
-        notes.append(
-            f"the targets of the series are {values.numel()} different whole numbers, read as quantities; pass "
-            "problem=regression to confirm it (a series has no classes)"
-        )
+        guess = f"the targets of the series are {values.numel()} different whole numbers, read as quantities"
+        notes.append(f"{guess}; pass problem=regression to confirm it (a series has no classes)")
     if chosen["splits"] is None:
         train, valid, test = splits[0].sizes()
-        notes.append(
-            f"snapshots were split in time order: the first {train} train, the next {valid} choose the model, the last "
-            f"{test} test; pass fractions= or splits= for another split"
-        )
+        order = f"the first {train} train, the next {valid} choose the model, the last {test} test"
+        notes.append(f"snapshots were split in time order: {order}; pass fractions= or splits= for another split")
     return Task(
         name=chosen["name"],
         kind="series",
@@ -539,12 +534,9 @@ def given_splits(splits: Splits) -> tuple[Split, ...]:
                 raise UserError(f"got {type(given).__name__}")
             chosen.append(given if isinstance(given, Split) else split_of_parts(given, "given"))
         except UserError as error:
-            raise DataError(
-                f"splits: {error}; expected a Split, a mapping of train, valid and test to the positions of their "
-                f"rows, several of either, or a file of splits; parts as masks become a Split by "
-                f"difformer.data.masks_split",
-                argument="splits",
-            ) from error
+            expected = "expected a Split, a mapping of train, valid and test to the positions of their rows, several "
+            expected += "of either, or a file of splits; parts as masks become a Split by difformer.data.masks_split"
+            raise DataError(f"splits: {error}; {expected}", argument="splits") from error
     return tuple(chosen)
 
 
@@ -563,10 +555,8 @@ def drawn_splits(
     for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
         if share > 0 and held == 0:
             known = size if targets is None else labelled(targets.y).numel()
-            raise DataError(
-                f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}; "
-                f"bring more labels, or your own splits: splits="
-            )
+            problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
+            raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
     return tuple(splits)
 
 
@@ -597,10 +587,8 @@ def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
         drawn = random_split(targets.y[train], fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
         held = torch.cat([drawn.valid, drawn.test])
         parts["train"], parts["valid"] = (train[part].sort().values for part in (drawn.train, held))
-        notes.append(
-            f"split {split.name} has no validation part: {held.numel()} of its {train.numel()} training "
-            f"instances, drawn with seed 0, choose the model instead of being trained on"
-        )
+        count = f"{held.numel()} of its {train.numel()} training instances, drawn with seed 0,"
+        notes.append(f"split {split.name} has no validation part: {count} choose the model instead of being trained on")
     return Split(split.name, **parts)
 
 
