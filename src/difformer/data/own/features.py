@@ -453,19 +453,17 @@ def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) 
     """
     found: dict[str, tuple[Split, ...]] = {}
     for form in SPLIT_FORMS:
-        named = {"train": ("train",), "valid": ("val", "valid"), "test": ("test",)}
-        given = {
-            part: [arrays[f"{n}_{form}"] for n in names if f"{n}_{form}" in arrays] for part, names in named.items()
-        }
-        if not any(given.values()):
+        named = {part: f"{part}_{form}" for part in ("train", "val", "valid", "test")}
+        given = {part: np.asarray(arrays[name]) for part, name in named.items() if name in arrays}
+        if not given:
             continue
         called = "masks" if form.startswith("mask") else "indices"
-        if lacking := [part for part in ("train", "test") if not given[part]]:
-            problem = f"its {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
+        if lacking := [name for part, name in named.items() if part in ("train", "test") and part not in given]:
+            problem = f"its {called} do not say what to train on and what to test: there is no {lacking[0]}"
             raise DataError(f"{problem}; {SET_ASIDE}")
-        train, test = np.asarray(given["train"][0]), np.asarray(given["test"][0])
+        train, test = given["train"], given["test"]
         empty = np.zeros_like(train[:0] if called == "indices" else train)
-        valid = np.asarray(given["valid"][0]) if given["valid"] else empty
+        valid = given.get("val", given.get("valid", empty))
         try:
             if called == "indices":
                 found[form] = (index_split("indices", train, valid, test),)

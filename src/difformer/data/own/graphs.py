@@ -77,9 +77,8 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them. `hint` is the remedy where
     ids are given and nodes have none.
     """
-    matrix = _matrix(edges, num_nodes)
-    if matrix is not None:
-        return _from_matrix(matrix, num_nodes)
+    if (found := _from_matrix(edges, num_nodes)) is not None:
+        return found
     note: str | None = None
     ends: Any
     if hasattr(edges, "columns"):
@@ -99,29 +98,30 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     return torch.from_numpy(index), weight, () if note is None else (note,)
 
 
-def _matrix(edges: Any, num_nodes: int) -> Any:
-    """An adjacency matrix in scipy's COO form, dense ones if they have three rows at least; None for lists of edges."""
+def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
+    """The edges of an adjacency matrix, a dense one of at least three rows; None if `edges` is a list of edges."""
     if hasattr(edges, "columns"):
-        return sparse.coo_array(np.asarray(edges)) if len(edges) == len(edges.columns) == num_nodes > 3 else None
-    if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
+        if not len(edges) == len(edges.columns) == num_nodes > 3:
+            return None
+        matrix = sparse.coo_array(np.asarray(edges))
+    elif hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
             matrix = edges if hasattr(edges, "tocoo") else to_scipy(edges)
             check_scipy(matrix)
         except ValueError as error:
             raise DataError(f"edge_index: is not an adjacency matrix that can be used: {error}") from error
-        coo = matrix.tocoo(copy=True)
-        coo.sum_duplicates()
-        return coo
-    try:
-        if len(edges) < 3 or not all(len(row) == len(edges) for row in edges):
+        matrix = matrix.tocoo(copy=True)
+        matrix.sum_duplicates()
+    else:
+        try:
+            if len(edges) < 3 or not all(len(row) == len(edges) for row in edges):
+                return None
+        except TypeError:  # a number, or a row of numbers
             return None
-    except TypeError:  # a number, or a row of numbers
-        return None
-    array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-    return sparse.coo_array(array) if array.ndim == 2 and array.dtype.kind in "biuf" else None
-
-
-def _from_matrix(matrix: Any, num_nodes: int) -> Found:
+        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        if array.ndim != 2 or array.dtype.kind not in "biuf":
+            return None
+        matrix = sparse.coo_array(array)
     if tuple(matrix.shape) != (num_nodes, num_nodes):
         square = f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}]"
         raise DataError(f"{square}, got {list(matrix.shape)}; a list of edges has shape [2, E] or [E, 2]")

@@ -362,8 +362,6 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
         if not len(numbers) or (not gaps and bool((numbers == numbers[0]).all())):
             reason = f"constant: {numbers[0]:.6g} in every row" if len(numbers) else "empty"
             return Encoding(name, "left out", reason, gaps)
-        if np.isinf(numbers).any():
-            raise DataError("expected finite numbers, got infinity", column=name)
         notes += [large_numbers(name)] if float(np.abs(numbers).max()) > LARGE else []
         return Encoding(name, "boolean" if bool(np.isin(numbers, (0, 1)).all()) else "number", gaps=gaps)
     cells = _texts(values)

@@ -161,7 +161,7 @@ class Table:
             return float("nan") if value is None else value
         hint, argument = "", None
         if not cell:
-            raise self.error(f"a number is missing here; fill it in, or {self._without}", row, column)
+            raise self.error("a number is missing here; fill it in, or leave the row out", row, column)
         if self.trained:
             hint = "; this column held numbers in training: write one, as in 1234.5"
             hint += ", or leave the cell empty" if gap else ""
@@ -177,10 +177,6 @@ class Table:
             hint = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
 
-    @property
-    def _without(self) -> str:
-        return "leave the row out" if self.trained else "leave the row or the column out"
-
     def check_finite(self, gaps: Collection[int] = ()) -> None:
         """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
         for column, values in self.cells.items():
@@ -192,7 +188,7 @@ class Table:
                 row = int(np.argmin(good))
                 problem = f"{values[row]} is too large a number; correct it"
                 problem = "a number is missing here; fill it in" if np.isnan(values[row]) else problem
-                raise self.error(f"{problem}, or {self._without}", row, column)
+                raise self.error(f"{problem}, or leave the row out", row, column)
 
 
 def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
@@ -297,37 +293,21 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
     return index
 
 
-def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | None]:
-    """A sentence on given ids that differ from known ones in case or spaces only, or an empty text.
-
-    If nearly all ids that do not match are of this kind, the position of the first one comes with it.
-    """
-    unknown = [i for i, name in enumerate(given) if canonical_id(name) not in ids]
-    plain = {loose_id(name): name for name in ids}
-    alike = [i for i in unknown if loose_id(given[i]) in plain]
-    if not alike:
-        return "", None
-    name, known = canonical_id(given[alike[0]]), plain[loose_id(given[alike[0]])]
-    how = "case" if name.casefold() == known.casefold() else "spaces"
-    said = (
-        f"{len(alike)} of the {len(unknown)} ids that do not match differ in {how} only, for example {name!r} here "
-        f"and {known!r} in the features: make them the same"
-    )
-    return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
-
-
 def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
     """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row, and add the `hint`."""
     if ids is not None:
         names = values if isinstance(values, list) else values.tolist()
         found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
         if -1 in found:
-            row, some = found.index(-1), ", ".join(map(repr, list(ids)[:3]))
-            close, nearly = near_misses(names, ids)
-            if nearly is not None:
-                raise DataError(close, row=nearly)
-            problem = f"no {what} is called {str(names[row])!r}; the {size} there are begin with {some}{hint}"
-            raise DataError(f"{problem}; {close}" if close else problem, row=row)
+            unknown = [row for row, place in enumerate(found) if place < 0]
+            row, plain = unknown[0], {loose_id(name): name for name in ids}
+            problem = f"no {what} is called {str(names[row])!r}; the {size} there are begin with "
+            problem += ", ".join(map(repr, list(ids)[:3])) + hint
+            if close := plain.get(loose_id(names[row])):
+                count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
+                problem = f"{count} ids that do not match differ in case or spaces only, for example "
+                problem += f"{str(names[row])!r} here and {close!r} in the features: make them the same"
+            raise DataError(problem, row=row)
         return np.array(found, dtype=np.int64)
     array = np.asarray(values)
     if array.dtype.kind not in "iuf":

@@ -436,16 +436,15 @@ def _odd_labels(targets: Targets) -> list[str]:
     often = [name for name, count in counts.items() if count > 1]
     alike: dict[str, list[str]] = {}
     for name in often:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    notes = [
-        "labels "
-        + " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
-        + " differ only in case or blanks and are classes apart; write them alike if they mean the same"
-        for group in [group for group in alike.values() if len(group) > 1][:5]
-    ]
+        alike.setdefault(loose_id(name), []).append(name)
+    notes = []
+    for group in [group for group in alike.values() if len(group) > 1][:5]:
+        shown = " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
+        how = "differ only in case or blanks and are separate classes; write them alike if they mean the same"
+        notes.append(f"labels {shown} {how}")
     for name in [name for name, count in counts.items() if count == 1 and often][:5]:
         near = difflib.get_close_matches(name, often, n=1, cutoff=0.7) if not name.replace(".", "").isdigit() else []
-        near = alike.get("".join(name.split()).casefold(), near)
+        near = alike.get(loose_id(name), near)
         hint = f"did you mean {near[0]!r}?" if near else "it cannot be both trained on and tested"
         notes.append(f"label {name!r} occurs once: {hint}")
     return notes

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -564,14 +565,12 @@ def split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
     if found.table is None or found.roles.split is None:
         return ()
-    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
-    for row, word in enumerate(found.table.texts(found.roles.split)):
-        part = PART_WORDS.get(word.strip().lower())
-        if word and part is None:
-            problem = f"expected train, valid, test or nothing, got {word!r}"
-            raise found.table.error(problem, row, found.roles.split)
-        if part is not None:
-            parts[part].append(row)
+    words = [word.strip().lower() for word in found.table.texts(found.roles.split)]
+    if (wrong := next((row for row, word in enumerate(words) if word and word not in PART_WORDS), None)) is not None:
+        problem = f"expected train, valid, test or nothing, got {found.table.texts(found.roles.split)[wrong]!r}"
+        raise found.table.error(problem, wrong, found.roles.split)
+    named = ("train", "valid", "test")
+    parts = {part: np.array([row for row, w in enumerate(words) if PART_WORDS.get(w) == part], int) for part in named}
     return (split_of_parts(parts, "given"),)
 
 
