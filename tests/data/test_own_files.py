@@ -326,6 +326,8 @@ def test_options_decide_where_guesses_fail(write):
     assert (0, 1) in pairs(task)
     with pytest.raises(DataError, match="has no column 'z'; it has 'name', 'a', 'b', 'c', 'label'"):
         from_files(write("f.csv", people(label=True)), label_columns="z")
+    with pytest.raises(DataError, match=r"f\.csv: label_columns: expected at least one column"):
+        from_files(features, label_columns=[])
     with pytest.raises(FileNotFoundError):
         from_files(write("f.csv", people()), "nowhere.csv")
 

@@ -24,11 +24,13 @@ from difformer.data.own.table import (
     LABEL_NAMES,
     SPLIT_NAMES,
     Column,
+    Ids,
     Path_,
     Table,
     Values,
     canonical_id,
     frame_table,
+    index_of_ids,
     is_pandas,
     names_ids,
     number,
@@ -86,6 +88,11 @@ class Features:
     table: Table | None = None
     roles: Roles = Roles()  # of the columns of the table
     arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
+
+    @property
+    def index(self) -> Ids | None:
+        """Row of every id, if rows have ids."""
+        return index_of_ids(self.ids, self.table, self.roles.ids) if self.ids else None
 
 
 def column_roles(

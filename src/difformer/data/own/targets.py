@@ -75,27 +75,24 @@ class Labels:
         return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
 
 
-def labels_in_table(found: Features) -> Labels:
-    """The columns of labels in the table of the features."""
-    table, at = found.table, found.roles.labels
-    assert table is not None
-    return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
-
-
-def labels_in_arrays(arrays: Mapping[str, Any], size: int, path: Path_) -> tuple[Labels, list[str]]:
-    """The labels of a file of arrays, and its classes in order if it names them; -1 is then unlabelled."""
-    names, y, classes = named_array(arrays, "class_names"), named_array(arrays, "y"), list[str]()
+def labels_beside(found: Features) -> tuple[Labels, Sequence[str]]:
+    """The labels in the file of the features, and its classes in order if it is a file of arrays that names them."""
+    if (table := found.table) is not None:
+        if not (at := found.roles.labels):
+            raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
+        return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at), ()
+    names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
     if y is None:
-        problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(arrays)}"
-        raise DataError(problem, path=path, argument="labels")
+        problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
+        raise DataError(problem, path=found.path, argument="labels")
     if isinstance(names, np.ndarray) and isinstance(y, np.ndarray) and names.ndim == 1 and y.dtype.kind not in "bf":
-        found = [canonical_id(name) for name in names.tolist()]
-        if len(set(found)) == len(found) and "" not in found:
+        known = [canonical_id(name) for name in names.tolist()]
+        if len(set(known)) == len(known) and "" not in known:
             if y.dtype.kind not in "iu":
-                classes = found
-            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(found):
-                y, classes = [found[i] if i >= 0 else "" for i in y.tolist()], found
-    return labels_from(y, None, size, path), classes
+                classes = known
+            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
+                y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
+    return labels_from(y, None, found.x.shape[0], found.path), classes
 
 
 def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:

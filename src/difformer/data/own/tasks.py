@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,9 +44,8 @@ from difformer.data.own.targets import (
     Targets,
     constant_columns,
     encode_targets,
+    labels_beside,
     labels_from,
-    labels_in_arrays,
-    labels_in_table,
     read_labels,
     suspicions,
 )
@@ -190,14 +188,12 @@ def from_files(
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
         remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
         raise DataError(f"holds {what}; {remedy}", path=features)
-    index = index_of_ids(found.ids, found.table, found.roles.ids) if found.ids else None
+    index = found.index
     if labels is not None:
         columns: Any = {"columns": label_columns, "id_column": label_ids}
         target = read_labels(labels, size=size, ids=index, format=format("labels"), **columns)
-    elif is_table:
-        target = labels_in_table(found)
     else:
-        target, classes = labels_in_arrays(arrays, size, features)
+        target, classes = labels_beside(found)
         chosen["class_names"] = class_names or classes
     notes = [*unused_arrays(arrays, found.path), *(target.table.notes if labels is not None and target.table else ())]
     graph = None
@@ -265,14 +261,13 @@ def from_frame(
     options |= {"split_column": split_column, "label_columns": columns or (None if label is None else ())}
     options |= {"labels_here": True, "raw": True, "standardize": chosen["standardize"]}
     found = select_features(frame_table(frame), **options)
-    rows = found.ids or (() if ids is False else row_ids(frame))
-    index = index_of_ids(rows, found.table, found.roles.ids) if rows else None
-    labels = labels_in_table(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
-    graph = None
+    found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
+    index, graph = found.index, None
+    labels = labels_beside(found)[0] if found.roles.labels else labels_from(label, frame, found.x.shape[0])
     if edges is not None:
         graph = edges_from(edges, edge_weight, num_nodes=len(frame), ids=index, hint=_id_hint(found, index))
     stored = split_in_column(found) if chosen["splits"] is None else ()
-    return assemble(replace(found, ids=rows), labels, graph, chosen, stored=stored)
+    return assemble(found, labels, graph, chosen, stored=stored)
 
 
 def _columns_named(y: Any, frame: Any, called: str) -> list[str]:
@@ -565,12 +560,14 @@ def split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
     if found.table is None or found.roles.split is None:
         return ()
-    words = [word.strip().lower() for word in found.table.texts(found.roles.split)]
-    if (wrong := next((row for row, word in enumerate(words) if word and word not in PART_WORDS), None)) is not None:
-        problem = f"expected train, valid, test or nothing, got {found.table.texts(found.roles.split)[wrong]!r}"
-        raise found.table.error(problem, wrong, found.roles.split)
-    named = ("train", "valid", "test")
-    parts = {part: np.array([row for row, w in enumerate(words) if PART_WORDS.get(w) == part], int) for part in named}
+    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
+    for row, word in enumerate(found.table.texts(found.roles.split)):
+        part = PART_WORDS.get(word.strip().lower())
+        if word and part is None:
+            problem = f"expected train, valid, test or nothing, got {word!r}"
+            raise found.table.error(problem, row, found.roles.split)
+        if part is not None:
+            parts[part].append(row)
     return (split_of_parts(parts, "given"),)
 
 
