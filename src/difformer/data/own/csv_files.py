@@ -29,7 +29,8 @@ DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones 
 SAMPLE_LINES = 50  # by which the delimiter is found
 SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
 CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
-NOT_TEXT = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
+NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
+
 
 _SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 

@@ -201,11 +201,8 @@ def read_features(
         num_columns: How many there must be: a task's ``num_features``.
         preprocessing: A task's ``preprocessing``, if it has one: raw columns are read and encoded as in training, and
             `columns` and `num_columns` are ignored.
-        ids: The column with the rows' ids by name or number counted from one; True for the first, False for none; None
-            finds it by its name, or takes a first column of texts.
         id_name: The name of the column of ids in training, see `id_column_name`; it is found wherever it is.
-        drop: Columns to leave out, by name or number counted from one.
-        header, delimiter, encoding, decimal, comment: See `from_files`.
+        ids, drop, header, delimiter, encoding, decimal, comment: See `from_files`.
 
     Raises:
         DataError: If the file is broken, or columns are absent; with file, line and column.
@@ -317,7 +314,7 @@ def id_column_name(path: Path_, *, ids: Column | bool | None = None, format: Tex
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
         return None
     table = open_table(path, format)
-    at = column_roles(table, ids=ids, label_columns=(), labels_here=True).ids
+    at, _ = _id_column(table, ids, set())
     return table.names[at] or None if table.named and at is not None else None
 
 

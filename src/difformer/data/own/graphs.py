@@ -326,7 +326,7 @@ def read_pyg(path: Path_) -> Any:
     try:
         with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the loader finds wrong is the file's fault, and is named so
+    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
         raise DataError(
             "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
             "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
@@ -350,7 +350,7 @@ def read_pyg(path: Path_) -> Any:
         try:
             count = len(next(iter(slices.values()))) - 1
             return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
-        except Exception as error:  # whatever PyG finds wrong is the file's fault, and is named so
+        except Exception as error:  # neither has PyG
             raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
     expected = "expected a PyG Data, a list of them, or a processed data set"
     raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)

@@ -239,10 +239,7 @@ def from_frame(
         edges: The graph, if any, as `from_arrays` takes it; pairs of ids where rows have ids.
         edge_weight: ``[E]`` weights ≥ 0.
         ids: The column of ids, instead of the index; False ignores the index.
-        split_column: The column that says train, valid or test; None finds it by its name.
-        drop: Columns to leave out.
-        categories: Columns to take as categories, whatever they look like.
-        dates: Columns to take as dates.
+        split_column, drop, categories, dates: Columns, see `from_files`.
         **choices: See `from_arrays`; columns of numbers are standardised unless ``standardize`` is False.
 
     Raises:
