@@ -171,7 +171,7 @@ def from_files(
         if suffix in PYG_ENDINGS:
             refusal, refused = "a PyG file holds everything itself", {"labels": labels, "edges": edges, **options}
             refused |= {"label_columns": label_columns, "label_ids": label_ids, "edge_columns": edge_columns}
-        if extra := [option for option, value in refused.items() if value not in (None, False, ())]:
+        if extra := [option for option, value in refused.items() if value not in (None, False, (), [])]:
             raise DataError(f"{refusal}; leave out {', '.join(extra)}", path=features)
         if suffix in PYG_ENDINGS:
             with in_file(features):
