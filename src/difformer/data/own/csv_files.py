@@ -184,7 +184,10 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
     columns = tuple(names[:width] or map(str, range(1, width + 1)))
-    first_row, textual = [format.pointed(c) for c in begin[:width]], _textual([row for _, row in filled], width)
+    first_row, textual = [format.pointed(c) for c in begin[:width]], list[bool]()
+    for i in range(width):  # 1,5 is meant for a number
+        known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]
+        textual.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in known) > len(known))
     table = Table(name, columns, bool(names), first_row, textual, notes, decimal=format.decimal, lines=array("q"))
     table.source = _chunks(table, chain(start, rows), trailing, format, role == "labels")
     return table
@@ -195,15 +198,17 @@ def _chunks(table: Table, rows: Iterator[Row], trailing: int, format: TextFormat
     width, expected = len(table.names) + trailing, "header" if table.named else "first row"
     filled = _filled(rows, width, keep_blank)
     while chunk := list(islice(filled, 1 + CHUNK_CELLS // width)):
-        for line, row in chunk:
-            if len(row) != width or (trailing and row[-1].strip()):
-                place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
-                problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
-                raise DataError(problem, path=table.path, line=line, column=place)
-        columns: Any = list(zip(*(row for _, row in chunk), strict=True))[: len(table.names)]
-        if format.decimal != ".":
-            columns = [[format.pointed(cell) for cell in column] for column in columns]
-        yield [line for line, _ in chunk], columns
+        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width or (trailing and row[-1].strip()))
+        if good := next(wrong, len(chunk)):  # errors in the rows before a wrong one come first
+            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))[: len(table.names)]
+            if format.decimal != ".":
+                columns = [[format.pointed(cell) for cell in column] for column in columns]
+            yield [line for line, _ in chunk[:good]], columns
+        if good < len(chunk):
+            line, row = chunk[good]
+            place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
+            problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+            raise DataError(problem, path=table.path, line=line, column=place)
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
@@ -218,12 +223,6 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
             yield from waiting
             waiting.clear()
             yield line, row
-
-
-def _textual(rows: Sequence[Sequence[str]], width: int) -> list[bool]:
-    """Whether most filled cells of each column are something other than numbers; 1,5 is meant for a number."""
-    columns = ([row[i] for row in rows if len(row) > i and not is_gap(row[i].strip())] for i in range(width))
-    return [2 * sum(number(DECIMAL_COMMA.pointed(c)) is None for c in filled) > len(filled) for filled in columns]
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:

@@ -158,7 +158,7 @@ def from_files(
         DataError: If a file is broken, or files contradict each other; with file, line and column.
         FileNotFoundError: If a file is not there.
     """
-    given = locals()
+    given = locals()  # before any other name is bound
     chosen = cast(Choices, {option: given[option] for option in DEFAULTS})
     suffix = Path(features).suffix.lower()
     is_table = suffix not in (*ARRAY_ENDINGS, *PYG_ENDINGS)
