@@ -123,7 +123,7 @@ class Encoding:
 
     def measure(self, values: Values) -> Floats:
         """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
-        found = np.array(values, dtype=np.float64) if isinstance(values, np.ndarray) else np.empty(len(values))
+        found = np.asarray(values, dtype=np.float64) if isinstance(values, np.ndarray) else np.empty(len(values))
         if not isinstance(values, np.ndarray):
             for row, text in enumerate(_texts(values)):
                 value = _days(text, self.format) if self.kind == "date" else number(text)

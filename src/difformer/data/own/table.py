@@ -84,14 +84,16 @@ class Table:
             self.rows += len(columns[0])
         if not self.rows:
             raise DataError("holds no rows", path=self.path)
-        self.cells = {i: part if i in text else np.concatenate(part) for i, part in parts.items()}
+        self.cells = dict(parts)
+        for i in parts.keys() - text:
+            self.cells[i] = parts[i][0] if len(parts[i]) == 1 else np.concatenate(parts[i])
         return self
 
     def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
         """The numbers of the next rows of a column."""
         try:
             if has_numbers(values):
-                return np.array(values, dtype=np.float64)
+                return np.asarray(values, dtype=np.float64)
             if "_" in "".join(values):  # Python would read 1_000
                 raise ValueError
             return np.fromiter(map(float, values), np.float64, len(values))
