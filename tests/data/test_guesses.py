@@ -53,7 +53,7 @@ class TestEdges:
             task = from_arrays(X, Y, graph, directed=True, self_loops="keep")
             assert task.edge_index.tolist() == [[0], [1]]
 
-    def test_edges_that_normalisation_would_drop_are_pointed_out(self):
+    def test_edges_that_normalisation_would_drop_get_a_note(self):
         task = from_arrays(X, Y, EDGES, directed=True, self_loops="keep")
         assert said(task, "1 of 4 directed edges leave nodes that receive nothing")
         assert not said(from_arrays(X, Y, EDGES, directed=True), "receive nothing")
@@ -113,7 +113,7 @@ class TestLabels:
 
     @pytest.mark.parametrize("word", WORDS)
     @pytest.mark.parametrize("form", ["csv", "parquet", "list", "array"])
-    def test_words_among_texts_are_classes_and_are_pointed_out(self, tmp_path, word, form):
+    def test_gap_words_among_texts_are_classes_with_a_note(self, tmp_path, word, form):
         labels = [word, "mild", "severe", word, "mild", "severe", "", "mild"]
         if form == "csv":
             rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels))
@@ -131,14 +131,14 @@ class TestLabels:
         assert said(task, f"labels {word!r} (2 rows) were read as classes; pass missing={word} if")
 
     @pytest.mark.parametrize("word", WORDS)
-    def test_words_among_numbers_are_no_labels_and_that_is_said(self, word):
+    def test_gap_words_among_numbers_are_unlabelled_with_a_note(self, word):
         task = from_arrays(X, ["0", "1", "0", "1", "0", "1", word, "1"])
         assert task.y.tolist() == Y
         assert said(task, f"labels {word!r} (1 rows) were read as unlabelled, since all others are numbers")
         task = from_arrays(X, ["0.5", "1", "0", "1", "0", "1", word, "1"])
         assert (task.problem, bool(task.y[6].isnan())) == ("regression", True)
 
-    def test_texts_for_no_label_can_be_listed(self):
+    def test_missing_lists_the_texts_that_mean_no_label(self):
         task = from_arrays(X, ["a", "b", "a", "b", "a", "b", "None", "b"], missing=["none"])
         assert task.class_names == ("a", "b")
         assert not task.notes
@@ -160,7 +160,7 @@ class TestLabels:
             assert read(pipe) == ("Los Angeles", "New York")
             writer.join()
 
-    def test_cells_parted_by_blanks_are_pointed_out(self, tmp_path):
+    def test_cells_separated_by_blanks_get_a_note(self, tmp_path):
         np.save(tmp_path / "x.npy", X)
         np.save(tmp_path / "y.npy", Y)
         (tmp_path / "e.txt").write_text("0 1\n1 2\n")
@@ -168,7 +168,7 @@ class TestLabels:
         assert said(task, "cells of e.txt were separated at blanks")
 
     @pytest.mark.parametrize("other", ["target", "y", "class", "labels"])
-    def test_a_feature_with_the_name_of_labels_is_pointed_out(self, tmp_path, other):
+    def test_a_feature_named_like_labels_gets_a_note(self, tmp_path, other):
         rows = "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(8))
         (tmp_path / "f.csv").write_text(f"a,{other},label\n" + rows)
         task = from_files(tmp_path / "f.csv", label_columns="label")
@@ -176,14 +176,14 @@ class TestLabels:
         assert said(task, f"column {other!r} of f.csv is used as a feature, although its name is usual for labels")
 
 
-def test_whole_numbers_of_a_series_are_said_to_be_quantities():
+def test_whole_numbers_as_targets_of_a_series_get_a_note():
     x, y = np.random.default_rng(0).random((30, 5, 3)), np.arange(150).reshape(30, 5) % 3
     assert "3 different whole numbers, read as quantities" in " ".join(from_arrays(x, y).notes)
     for said in (from_arrays(x, y, problem="regression"), from_arrays(x, y + 0.5), from_arrays(x, y * x[..., 0])):
         assert "quantities" not in " ".join(said.notes)
 
 
-def test_the_split_of_a_series_is_said():
+def test_the_split_of_a_series_gets_a_note():
     x = np.arange(60.0).reshape(10, 3, 2)
     note = "split in time order: the first 2 train, the next 2 choose the model, the last 6 test"
     assert said(from_arrays(x, x[..., 0]), note)
@@ -211,20 +211,20 @@ class TestSplitsByIndex:
 
     @pytest.mark.parametrize("ending", ["idx", "index"])
     @pytest.mark.parametrize("valid", ["val", "valid"])
-    def test_they_are_the_split(self, tmp_path, ending, valid):
+    def test_stored_indices_are_the_split(self, tmp_path, ending, valid):
         names = {"train": "train", "val": valid, "test": "test"}
         for load in self.ways(tmp_path, **{f"{names[part]}_{ending}": at for part, at in self.parts.items()}):
             task = load()
             assert [index.tolist() for index in task.splits[0].parts().values()] == list(self.parts.values())
             assert len(task.splits) == 1
 
-    def test_without_validation_it_is_taken_from_training_and_said(self, tmp_path):
+    def test_a_missing_validation_part_is_drawn_from_training_with_a_note(self, tmp_path):
         for load in self.ways(tmp_path, train_idx=[0, 1, 2, 3], test_idx=[4, 5]):
             task = load()
             assert task.splits[0].test.tolist() == [4, 5]
             assert said(task, "has no validation part: 1 of its 4 training instances")
 
-    def test_unlabelled_ones_are_left_out_and_said(self, tmp_path):
+    def test_unlabelled_instances_are_left_out_with_a_note(self, tmp_path):
         for load in self.ways(tmp_path, train_idx=[0, 1, 6], val_idx=[2, 3], test_idx=[4, 5]):
             assert said(load(), "1 instance without a label left out")
 
@@ -239,7 +239,7 @@ class TestSplitsByIndex:
             ({"train_idx": [0, -1], "test_idx": [1]}, "negative"),
         ],
     )
-    def test_what_is_no_split_is_refused_unless_splits_are_given(self, tmp_path, arrays, words):
+    def test_invalid_indices_are_refused_unless_splits_are_given(self, tmp_path, arrays, words):
         from difformer.data import index_split
 
         for load in self.ways(tmp_path, **arrays):
@@ -247,7 +247,7 @@ class TestSplitsByIndex:
                 load()
             load(splits=index_split("own", [0], [1], [2, 3]))
 
-    def test_masks_come_first_where_both_say_the_same_and_a_contradiction_is_refused(self, tmp_path):
+    def test_masks_and_indices_that_differ_are_refused(self, tmp_path):
         masks = {f"{part}_mask": [i in at for i in range(8)] for part, at in self.parts.items()}
         index = {f"{part}_idx": at for part, at in self.parts.items()}
         for load in self.ways(tmp_path, **masks, **index):
@@ -270,7 +270,7 @@ class TestLabelsThatLookAlike:
         task = from_arrays(X, ["New York", "New  York", "Rome", "Rome"] * 2)
         assert said(task, "labels 'New  York' (2 rows) and 'New York' (2 rows) differ only in case or blanks")
 
-    def test_blanks_around_a_label_are_left_out_and_said(self):
+    def test_blanks_around_labels_are_trimmed_with_a_note(self):
         task = from_arrays(X, ["yes ", "yes", " no", "no"] * 2)
         assert task.class_names == ("no", "yes")
         assert said(task, "blanks around 4 labels were left out, such as those of 'yes '")
@@ -329,12 +329,12 @@ class TestGraphsInEveryForm:
             "[2, E]": EDGES,
         }
 
-    def test_they_are_the_same_graph(self, tmp_path):
+    def test_every_form_gives_the_same_graph(self, tmp_path):
         wanted = set(map(tuple, EDGES.T.tolist()))
         for form, graph in self.graphs().items():
             assert pairs(from_arrays(X, Y, graph, directed=True, self_loops="keep")) == wanted, form
 
-    def test_a_frame_that_is_an_adjacency_matrix_is_one(self):
+    def test_a_square_frame_is_an_adjacency_matrix(self):
         pandas = pytest.importorskip("pandas")
         task = from_arrays(X, Y, pandas.DataFrame(self.graphs()["dense array"]), directed=True, self_loops="keep")
         assert pairs(task) == set(map(tuple, EDGES.T.tolist()))
@@ -354,7 +354,7 @@ class TestGraphsInEveryForm:
         with pytest.raises(DataError, match=r"expected 2 or 3 columns, got 8; .* adjacency matrix with numpy.save"):
             from_files(tmp_path / "x.npz", edges=tmp_path / "a.csv")
 
-    def test_arrays_that_have_no_role_are_named(self, tmp_path):
+    def test_unused_arrays_get_a_note(self, tmp_path):
         np.savez(tmp_path / "all.npz", x=X, y=Y, colours=np.arange(3))
         assert said(from_files(tmp_path / "all.npz"), "arrays of all.npz not used: colours")
 

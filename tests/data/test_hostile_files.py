@@ -38,7 +38,7 @@ FORGERIES = [
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
 @pytest.mark.parametrize("change", FORGERIES)
-def test_a_matrix_that_points_outside_itself_is_no_features_and_no_graph(tmp_path, kind, change):
+def test_a_matrix_with_indices_out_of_range_is_refused(tmp_path, kind, change):
     matrix = forged(kind, **change)
     with pytest.raises(DataError, match="x: is not a sparse matrix that can be used"):
         from_arrays(matrix, Y)
@@ -62,7 +62,7 @@ def test_a_saved_matrix_of_columns_is_read(tmp_path):
         from_files(tmp_path / "x.npz", tmp_path / "y.npy")
 
 
-def test_a_tensor_that_points_outside_itself_is_no_features():
+def test_a_tensor_with_indices_out_of_range_is_refused():
     ptr, columns = torch.arange(9), torch.tensor([0, 1, HUGE, 3, 4, 5, 6, 7])
     matrix = torch.sparse_csr_tensor(ptr, columns, torch.ones(8), (8, 8), check_invariants=False)
     with pytest.raises(DataError, match="x: is not a sparse matrix"):
@@ -73,7 +73,7 @@ def test_a_tensor_that_points_outside_itself_is_no_features():
 
 @pytest.mark.parametrize("part", ["attr", "adj"])
 @pytest.mark.parametrize("change", FORGERIES)
-def test_published_graphs_that_point_outside_themselves_end_no_process(cache, tmp_path, part, change):
+def test_published_graphs_with_indices_out_of_range_are_refused(cache, tmp_path, part, change):
     matrices = {"attr": forged(), "adj": forged(), part: forged(**change)}
     arrays = {
         f"{name}_{key}": value
@@ -100,7 +100,7 @@ def archive(shape, content, *, dtype="<f8", name="x"):
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((2**40,), "<f8"), ((2**20, 2**20), "<f4"), ((1,), "<U200000000"), ((3,), "|O"), ((5,), "<f8")]
 )
-def test_an_array_that_announces_more_than_it_holds_asks_for_no_memory(tmp_path, shape, dtype):
+def test_an_array_that_announces_more_than_it_holds_allocates_nothing(tmp_path, shape, dtype):
     for name in ("f.npz", "s.npz"):
         (tmp_path / name).write_bytes(archive(shape, bytes(64), dtype=dtype))
     with pytest.raises(DataError, match=r"array 'x'"):
@@ -132,7 +132,7 @@ def test_a_line_without_end_is_refused_at_the_limit(tmp_path, monkeypatch):
         from_files(tmp_path / "f.csv.gz")
 
 
-def test_a_hundred_thousand_columns_are_read_in_seconds_and_more_need_leave(tmp_path, monkeypatch):
+def test_a_hundred_thousand_columns_take_seconds_and_the_limit_applies(tmp_path, monkeypatch):
     import time
 
     names = [f"c{i}" for i in range(100_000)]
@@ -152,7 +152,7 @@ def test_a_fault_of_the_program_is_not_reported_as_a_damaged_file(tmp_path, erro
         raise error("a bug")
 
 
-def test_a_kept_file_with_a_published_checksum_is_compared_at_every_load(cache):
+def test_cached_files_are_compared_with_the_published_checksum(cache):
     target = cache / "temporal" / "chickenpox.json"
     target.parent.mkdir(parents=True)
     target.write_bytes(b"{}")
@@ -172,7 +172,7 @@ def test_encrypted_members_of_archives_are_refused(tmp_path):
         read_zip(path, ["secret.csv"])
 
 
-def test_lines_of_profiles_have_a_largest_length(tmp_path, monkeypatch):
+def test_lines_of_profiles_have_a_length_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("DIFFORMER_MAX_LINE", "1000")
     path = tmp_path / "soc-pokec-profiles.txt.gz"
     path.write_bytes(gzip.compress(b"1\t" + b"x" * 5000 + b"\n"))

@@ -10,7 +10,7 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
-from difformer.data.own.arrays import read_arrays
+from difformer.data.own.features import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import index_split, save_splits
 from difformer.errors import UserError
@@ -141,7 +141,7 @@ def test_labels_tell_the_problem(y, problem, expected, classes):
     assert task.class_names == classes
 
 
-def test_what_is_missing_in_frames_is_no_label():
+def test_missing_values_of_frames_are_unlabelled():
     pd = pytest.importorskip("pandas")
     x = pd.DataFrame(X, columns=["a", "b", "c"])
     for y in (
@@ -156,7 +156,7 @@ def test_what_is_missing_in_frames_is_no_label():
         from_arrays(x, Y)
 
 
-def test_labels_that_are_called_as_columns_are_labels_still():
+def test_labels_equal_to_column_names_stay_labels():
     pd = pytest.importorskip("pandas")
     x = pd.DataFrame(X, columns=["a", "b", "c"])
     task = from_arrays(x, ["a", "b"] * 4)
@@ -188,18 +188,18 @@ def test_bytes_are_texts():
         ({"node_ptr": [0, 3.5, 8]}, "node_ptr: expected whole numbers"),
     ],
 )
-def test_parts_that_cannot_be_meant_are_refused(options, complaint):
+def test_invalid_edges_weights_and_pointers_are_refused(options, complaint):
     with pytest.raises(DataError, match=complaint):
         from_arrays(X, Y, **options)
 
 
-def test_a_graph_a_snapshot_or_one_for_all():
+def test_a_series_needs_one_graph_or_one_per_snapshot():
     series = np.zeros((9, 4, 2))
     with pytest.raises(DataError, match="edge_index: a list of 8 graphs for 9 snapshots"):
         from_arrays(series, np.zeros((9, 4)), edge_index=[np.array([[0], [1]])] * 8)
 
 
-def test_what_labels_do_not_tell_is_asked_for():
+def test_ambiguous_labels_are_refused_with_the_remedy():
     many = np.arange(60) % 50
     with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem=regression"):
         from_arrays(np.ones((60, 1)), many)
@@ -221,7 +221,7 @@ def test_what_labels_do_not_tell_is_asked_for():
         from_arrays(X[:3], [0, 1, 1], problem="ranking")
 
 
-def test_classes_in_an_order_of_ones_own():
+def test_class_names_set_the_order_of_classes():
     task = from_arrays(
         X[:4], ["low", "high", "mid", "low"], class_names=["low", "mid", "high"], fractions=(0.5, 0, 0.5)
     )
@@ -262,7 +262,7 @@ def test_encoding_keeps_every_label(labels):
         ("file.csv", "x: expected"),
     ],
 )
-def test_features_that_are_no_numbers_are_located(x, complaint):
+def test_errors_in_features_name_row_and_column(x, complaint):
     with pytest.raises(DataError, match=complaint):
         from_arrays(x, [0, 1])
 
@@ -278,7 +278,7 @@ def test_frames_with_texts_name_the_column():
         from_arrays(pd.DataFrame({"a": [1, 2]}, index=["u", "u"]), [0, 1])
 
 
-def test_edges_to_nowhere_are_refused():
+def test_edges_to_unknown_nodes_are_refused():
     for edges, complaint in (
         (np.array([[0, 8], [1, 0]]), "edge 1: there is no node 8: rows are counted from 0 to 7"),
         (np.array([[1, 8], [2, 1]]), "yours seem to count from 1"),
@@ -331,7 +331,7 @@ def test_a_series_and_many_graphs():
         from_arrays(X, ["a", "b", "a"], EDGES, node_ptr=[0, 2, 5, 8], fractions=(0.67, 0, 0.33))
 
 
-def test_no_label_at_all_is_never_a_class():
+def test_an_empty_label_is_never_a_class():
     """Texts of one's own for "no label" come on top of cells that are empty."""
     task = from_arrays(np.eye(6), np.array(["a", "b", "", "?", "a", "b"]), missing=["?"], fractions=(0.5, 0.25, 0.25))
     assert task.class_names == ("a", "b")
@@ -348,7 +348,7 @@ def test_targets_of_a_series_have_its_shape(y):
 
 
 class TestStandardize:
-    def test_columns_of_different_scale_are_pointed_out(self):
+    def test_columns_of_different_scale_get_a_note(self):
         x = X * [1.0, 1000.0, 0.0] + [0.0, 5e4, 7.0]
         note = next(n for n in from_arrays(x, Y, feature_names=["age", "pay", "same"]).notes if "scale" in n)
         assert "'pay' has deviation 6.87e+03, 'age' 6.87" in note
@@ -362,7 +362,7 @@ class TestStandardize:
         ):
             assert not any("differ in scale" in n for n in quiet.notes)
 
-    def test_a_rare_one_among_zeros_is_not_small(self):
+    def test_rare_indicator_columns_get_no_note_on_scale(self):
         x = np.zeros((60_000, 2), dtype=np.float32)
         x[0, 0] = 1
         x[:, 1] = np.arange(60_000) % 7
@@ -394,7 +394,7 @@ class TestStandardize:
             task.scaled(torch.tensor([[2.0, 2.0, 2.0]])) * task.scaling.scale, torch.full((1, 3), 2.0).double()
         )
 
-    def test_new_rows_of_another_scale_are_not_taken_in_silence(self):
+    def test_adding_unscaled_rows_to_a_scaled_task_is_refused(self):
         task = from_arrays(X, Y, standardize=True)
         new = torch.cat([task.x, torch.ones(1, 3)])
         y = torch.cat([task.y, torch.tensor([-1])])
@@ -421,7 +421,7 @@ def test_splits_may_be_mappings_of_their_parts() -> None:
             from_arrays(np.eye(8), [0, 1] * 4, splits=wrong)  # type: ignore[arg-type]
 
 
-def test_a_sparse_matrix_without_all_its_arrays_is_named(tmp_path) -> None:
+def test_a_sparse_matrix_with_missing_arrays_is_refused(tmp_path) -> None:
     np.savez(tmp_path / "x.npz", x_indptr=np.array([0, 1]), x_data=np.ones(1), y=np.arange(3))
     with pytest.raises(DataError, match=r"x\.npz: is not an array file that can be read .*no array 'x_indices'"):
         read_arrays(tmp_path / "x.npz")

@@ -57,7 +57,7 @@ def test_without_ids_rows_are_known_by_their_number(write):
     assert from_files(features, order, weighted, self_loops="keep").edge_weight.tolist() == [0.5, 0.5, 2, 2]
 
 
-def test_labels_left_out_by_blank_lines(write):
+def test_blank_lines_are_missing_labels_if_the_count_requires_it(write):
     features = write("f.csv", people(ids=False))
     assert from_files(features, write("l.txt", "a\nb\n\na\nb\n\na\nb\n"), fractions=(1, 0, 0)).y.tolist() == [
         0,
@@ -76,7 +76,7 @@ def test_labels_left_out_by_blank_lines(write):
         from_files(features, write("l.txt", "a\nb\nc\n"))
 
 
-def test_labels_that_do_not_fit_say_what_may_be_meant(write):
+def test_wrong_number_of_labels_says_what_may_be_meant(write):
     features = write("f.csv", people(ids=False))
     blanks = write("l.txt", "gruppe\na\nb\n\na\nb\n\na\nb\n")
     with pytest.raises(
@@ -93,18 +93,20 @@ def test_labels_that_do_not_fit_say_what_may_be_meant(write):
 def test_ids_of_labels_for_features_without_ids(write):
     features = write("f.csv", people(ids=False))
     for text in (LABELS, LABELS.replace("name,group", "wer,gruppe"), LABELS.partition("\n")[2]):
-        with pytest.raises(DataError, match=r"the features have no column of ids, their rows go from 0 to 7") as caught:
+        with pytest.raises(
+            DataError, match=r"is not the number of a row, and the rows have no ids; add a column"
+        ) as caught:
             from_files(features, write("l.csv", text))
-        assert "header=True" not in str(caught.value)
+        assert "header=" not in str(caught.value)
     whole = "name,group\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(PEOPLE))
     task = from_files(features, write("l.csv", whole), label_ids=False, label_columns="group")  # as the error says
     assert task.y.tolist() == [0, 1] * 4
     numbered = write("l.csv", "row,group\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(8)))
-    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=true"):
+    with pytest.raises(DataError, match=r"'row' is not the number of a row, .* no ids; pass header=true"):
         from_files(features, numbered, header={"labels": False})
 
 
-def test_decimal_commas_are_named_at_once(write):
+def test_decimal_commas_give_the_remedy(write):
     rows = [f"{i},5;{2 * i},25;{'ab'[i % 2]}\n" for i in range(8)]
     features = write("f.csv", "\ufeffgroesse;gewicht;gruppe\n" + "".join(rows))
     complaint = r"line 2, column 'groesse': expected a number, got '0,5'; pass decimal=',' if"
@@ -208,7 +210,7 @@ def test_npz_by_names(tmp_path):
             from_files(path)
 
 
-def test_parquet_columns_that_are_not_what_they_seem(tmp_path):
+def test_parquet_columns_of_lists_and_large_integers(tmp_path):
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -237,13 +239,13 @@ def test_parquet_without_pandas_names_the_extra(tmp_path, monkeypatch):
         from_files(tmp_path / "own.parquet")
 
 
-def test_a_number_of_thousands_of_digits_is_no_row(write):
+def test_a_row_number_of_thousands_of_digits_is_refused(write):
     features = write("f.csv", "\n".join(f"{i},{i}" for i in range(8)))
-    with pytest.raises(DataError, match=r"l\.csv, line 2, column 'id': a label for '999"):
+    with pytest.raises(DataError, match=r"l\.csv, line 2, column 'id': inf is not the number of a row"):
         from_files(features, labels=write("l.csv", f"id,g\n{'9' * 5000},A\n0,B\n"))
 
 
-def test_a_column_of_folds_is_not_taken_in_silence(write):
+def test_a_column_of_folds_gets_a_note(write):
     table = "a,fold,label\n" + "".join(f"{i},{i % 4},{'xy'[i % 2]}\n" for i in range(12))
     task = from_files(write("f.csv", table))
     assert any("column 'fold' of f.csv is used as a feature" in note for note in task.notes)
@@ -281,7 +283,10 @@ def test_parquet_files(tmp_path):
             r"e\.csv: an edge has a source and a target, .* one column; pass delimiter=",
         ),
         ({"edges": "ann,bob,1,2\nbob,cat,1,2\n"}, r"expected 2 or 3 columns, got 4; pass edge_columns"),
-        ({"labels": LABELS + "zoe,yes\n"}, r"l\.csv, line 10, column 'name': a label for 'zoe', but no row"),
+        (
+            {"labels": LABELS + "zoe,yes\n"},
+            r"l\.csv, line 10, column 'name': no row is called 'zoe'; the 8 there are begin with 'ann'",
+        ),
         (
             {"labels": LABELS + "ann,yes\n"},
             r"l\.csv, line 10, column 'name': a second label for 'ann', the first is on line 9",
@@ -296,7 +301,7 @@ def test_parquet_files(tmp_path):
         ({"labels": None}, r"f\.csv: no column of it is called label or class; .* 'name', 'a', 'b', 'c'"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_line_and_column(write, files, complaint):
+def test_errors_name_file_line_and_column(write, files, complaint):
     content = {"features": people(), "labels": LABELS, "edges": NAMED_EDGES, **files}
     paths = {role: write(f"{role[0]}.csv", text) for role, text in content.items() if text is not None}
     with pytest.raises(DataError, match=complaint):
@@ -321,18 +326,20 @@ def test_options_decide_where_guesses_fail(write):
     assert (0, 1) in pairs(task)
     with pytest.raises(DataError, match="has no column 'z'; it has 'name', 'a', 'b', 'c', 'label'"):
         from_files(write("f.csv", people(label=True)), label_columns="z")
+    with pytest.raises(DataError, match=r"f\.csv: label_columns: expected at least one column"):
+        from_files(features, label_columns=[])
     with pytest.raises(FileNotFoundError):
         from_files(write("f.csv", people()), "nowhere.csv")
 
 
-def test_edges_named_in_the_file_by_names_nobody_knows(write):
+def test_unusual_headers_of_edges_are_recognised_by_ids(write):
     edges = write("e.csv", NAMED_EDGES.replace("from,to", "person_a,person_b"))
     task = from_files(write("f.csv", people(label=True)), edges=edges)
     assert pairs(task) == BOTH_WAYS
     assert "line 1 of e.csv was read as a header" in task.notes
 
 
-def test_a_third_column_of_edges_is_said_to_be_taken_for_weights(write):
+def test_a_third_column_of_edges_used_as_weights_gets_a_note(write):
     features, labels = write("f.csv", people()), write("l.csv", LABELS)
     rows = "ann,bob,1999\nbob,cat,2004\n"
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows))
@@ -352,7 +359,7 @@ def test_a_third_column_of_edges_is_said_to_be_taken_for_weights(write):
         assert not any("weighted" in note for note in task.notes)
 
 
-def test_classes_that_are_never_trained_on_are_named(write):
+def test_classes_missing_from_training_get_a_note(write):
     rows = [(i, "abc"[i % 3], "train" if i % 3 < 2 and i < 8 else "valid" if i < 10 else "test") for i in range(12)]
     text = "size,label,split\n" + "".join(f"{i},{label},{part}\n" for i, label, part in rows)
     task = from_files(write("f.csv", text))
@@ -363,13 +370,13 @@ def test_classes_that_are_never_trained_on_are_named(write):
     assert not any("training part" in note for note in task.notes)
 
 
-def test_labels_named_in_the_file_by_names_nobody_knows(write):
+def test_unusual_headers_of_labels_are_recognised_by_ids(write):
     features = write("f.csv", people())
     task = from_files(features, write("l.csv", LABELS.replace("name,group", "person,team")))
     assert task.y.tolist() == Y
     assert "line 1 of l.csv was read as a header" in task.notes
     unknown = write("l.csv", LABELS.replace("name,group", "amn,yes"))
-    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=true"):
+    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: no row is called 'amn'; .* pass header=true"):
         from_files(features, unknown, header={"labels": False})
 
 

@@ -33,7 +33,7 @@ def test_the_edges_of_a_sparse_tensor_keep_their_direction():
         assert task.edge_weight.tolist() == [1, 2, 3, 4]
 
 
-def test_bad_masks_are_nobodys_business_where_splits_are_given():
+def test_given_splits_override_invalid_masks():
     split = index_split("mine", [0, 1], [2], [3])
     assert from_pyg(data(**masks(torch.zeros(8))), splits=split).splits == (split,)
 
@@ -96,7 +96,7 @@ def test_many_graphs_of_pyg():
         (lambda: pytest.importorskip("torch_geometric.data").HeteroData(), "several types"),
     ],
 )
-def test_pyg_objects_that_are_no_task(make, complaint):
+def test_invalid_pyg_objects_are_refused(make, complaint):
     with pytest.raises(DataError, match=complaint):
         from_pyg(make())
 

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 from difformer.data import DataError, from_files, from_pyg, read_features
-from difformer.data.own.pyg import read_pyg
+from difformer.data.own.graphs import read_pyg
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 
@@ -19,7 +19,7 @@ def several(count=12):
 
 
 @pytest.mark.parametrize("made", [one, several])
-def test_a_file_is_what_the_object_is(made, tmp_path):
+def test_a_file_gives_the_same_task_as_the_object(made, tmp_path):
     torch.save(made(), tmp_path / "own.pt")
     found = from_files(tmp_path / "own.pt", seeds=(0, 1))
     expected = from_pyg(made(), name="own", directed=False, self_loops="add", seeds=(0, 1))
@@ -69,7 +69,7 @@ class Harmful:
         return open, (str(self.path), "w")
 
 
-def test_what_would_run_code_is_refused_and_does_not_run(tmp_path):
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     data = one()
     data.extra = Harmful(tmp_path / "harm")
     torch.save(data, tmp_path / "bad.pt")
@@ -100,7 +100,7 @@ def test_other_files_and_contradictions(tmp_path):
         from_files(tmp_path / "absent.pt")
 
 
-def test_a_graph_whose_store_is_no_store_is_refused(tmp_path):
+def test_a_graph_with_a_forged_store_is_refused(tmp_path):
     made = one()
     made.__dict__["_store"] = Data
     torch.save(made, tmp_path / "own.pt")

@@ -48,7 +48,7 @@ def task(tmp_path):
     return from_files(write(tmp_path / "customers.csv", customers()), label_columns="segment")
 
 
-def test_every_column_is_read_for_what_it_is(task):
+def test_every_kind_of_column_is_recognised(task):
     kinds = {column.name: column.kind for column in task.preprocessing.columns}
     assert kinds == {
         "age": "number",
@@ -132,7 +132,7 @@ def test_new_rows_are_encoded_as_in_training(task, tmp_path):
     assert not [note for note in found.notes if "header" not in note]
 
 
-def test_what_new_rows_bring_along_is_said(task, tmp_path):
+def test_new_categories_gaps_and_columns_of_new_rows_get_notes(task, tmp_path):
     raw = {name: cells[:4] for name, cells in customers().items() if name not in ("segment", "country")}
     raw["plan"] = ["basic", "platinum", "platinum", "plus"]
     raw["income"] = ["1", "", "3", "4"]
@@ -156,7 +156,7 @@ def test_what_new_rows_bring_along_is_said(task, tmp_path):
         read_features(write(tmp_path / "new.csv", raw), preprocessing=task.preprocessing)
 
 
-def test_a_preprocessing_survives_json(task):
+def test_preprocessing_round_trips_through_json(task):
     text = json.dumps(task.preprocessing.to_dict())
     again = Preprocessing.from_dict(json.loads(text))
     assert again == task.preprocessing
@@ -172,7 +172,7 @@ def test_a_preprocessing_survives_json(task):
         Preprocessing.from_dict(broken)
 
 
-def test_cells_come_back_in_their_own_units(task):
+def test_original_restores_cells_in_their_units(task):
     raw = customers()
     back = task.preprocessing.original(task.x[:50])
     for row in range(50):
@@ -188,7 +188,7 @@ def test_cells_come_back_in_their_own_units(task):
     assert [name for names in groups.values() for name in names] == list(task.feature_names)
 
 
-def test_one_table_says_what_became_of_each_column(task):
+def test_describe_has_one_line_per_column(task):
     lines = task.preprocessing.describe().splitlines()
     assert lines[0].split() == ["column", "read", "as", "missing", "becomes"]
     assert len(lines) == 8
@@ -199,7 +199,7 @@ def test_one_table_says_what_became_of_each_column(task):
 
 
 @pytest.mark.parametrize("forced", [[], ["shop"]])
-def test_a_column_of_rare_categories_alone_is_left_out_and_that_is_said(forced):
+def test_a_column_of_rare_categories_alone_is_left_out_with_a_note(forced):
     cells = [f"s{i % 300}" for i in range(3000)]
     made = Preprocessing.fit([("shop", cells), ("size", np.arange(3000.0))], categories=forced)
     assert made.feature_names == ("size",)
@@ -213,7 +213,7 @@ def test_a_column_of_rare_categories_alone_is_left_out_and_that_is_said(forced):
 
 
 @pytest.mark.parametrize("cells", [["$1,234.50", "$80.00"], ["12%", "7.5 %"], ["1,234.50", "20,000.00"], ["€5", "-€3"]])
-def test_amounts_with_signs_are_pointed_out(cells):
+def test_amounts_with_signs_get_a_note(cells):
     hint = f"column 'a' looks like numbers with a currency, percent or thousands sign, for example {cells[0]!r}"
     assert any(hint in note for note in Preprocessing.fit([("a", cells * 20)]).notes)
 
@@ -247,7 +247,7 @@ def test_codes_can_be_categories_and_a_repeated_first_column_is_no_id(tmp_path):
         from_files(tmp_path / "f.csv", categories="shoe")
 
 
-def test_a_first_column_of_distinct_texts_is_said_to_be_ids(tmp_path):
+def test_a_first_column_of_distinct_texts_is_read_as_ids_with_a_note(tmp_path):
     rows = "".join(f"person {i},{i},{'ab'[i % 2]}\n" for i in range(12))
     (tmp_path / "f.csv").write_text("who,a,label\n" + rows)
     task = from_files(tmp_path / "f.csv")
@@ -305,7 +305,7 @@ class TestFrames:
         frame["active"] = frame["active"] == "yes"
         return frame
 
-    def test_a_frame_is_what_the_file_is(self, task):
+    def test_a_frame_gives_the_same_task_as_the_file(self, task):
         made = from_frame(self.frame(), label="segment", ids="customer_id")
         assert made.feature_names == task.feature_names
         torch.testing.assert_close(made.x, task.x)
@@ -341,7 +341,14 @@ class TestFrames:
         with pytest.raises(DataError, match=r"e\.csv, line 2, column 'from': 'c0' .*pass ids=customer_id"):
             from_files(path, edges=tmp_path / "e.csv", label_columns="segment")
 
-    def test_polars_and_what_is_no_frame(self):
+    def test_an_index_with_repeated_labels_can_be_ignored(self):
+        pd = pytest.importorskip("pandas")
+        frame = pd.concat([self.frame().head(30)] * 2)
+        with pytest.raises(DataError, match=r"row 30: id '0' is already that of row 0; .*pass ids=false"):
+            from_frame(frame, "segment")
+        assert from_frame(frame, "segment", ids=False).instance_names == ()
+
+    def test_polars_frames_and_other_objects(self):
         polars = pytest.importorskip("polars")
         raw = customers()
         frame = polars.DataFrame(
@@ -362,7 +369,7 @@ class TestSuspicions:
         return from_files(tmp_path / "f.csv", **options)
 
     @pytest.mark.parametrize("copy", [[7, 9], ["down", "up"]])
-    def test_a_copy_of_the_label_is_pointed_out(self, tmp_path, copy):
+    def test_a_copy_of_the_label_gets_a_note(self, tmp_path, copy):
         draw = np.random.default_rng(0)
         y = draw.integers(0, 2, 40)
         columns = {
@@ -408,7 +415,7 @@ class TestSuspicions:
         x, y = load_iris(return_X_y=True)
         assert not suspicions([(f"x{i}", x[:, i]) for i in range(4)], encode_targets([[str(label) for label in y]]))
 
-    def test_a_copy_of_a_number_to_predict_is_pointed_out(self, tmp_path):
+    def test_a_copy_of_a_regression_target_gets_a_note(self, tmp_path):
         draw = np.random.default_rng(0)
         y = draw.normal(size=40).round(3)
         task = self.read(tmp_path, {"a": draw.normal(size=40).round(3), "b": 2.54 * y + 1, "label": y})
@@ -422,15 +429,15 @@ class TestSuspicions:
         task = self.read(tmp_path, {"a": range(21), "b": np.arange(21) % 5, "label": labels}, splits=None)
         assert "label 'stayz' occurs once: did you mean 'stays'?" in task.notes
 
-    def test_ids_that_differ_in_case_or_spaces_are_pointed_out(self, tmp_path):
+    def test_ids_that_differ_in_case_or_spaces_are_refused_with_the_remedy(self, tmp_path):
         (tmp_path / "f.csv").write_text("id,a\n" + "".join(f"cust{i},{i}\n" for i in range(20)))
         (tmp_path / "l.csv").write_text("id,label\n" + "".join(f"CUST{i},{'ab'[i % 2]}\n" for i in range(15)))
-        complaint = r"15 of the 15 ids that do not match differ in case only, for example 'CUST0' here and 'cust0'"
+        complaint = r"15 of the 15 ids that do not match differ in case or spaces only, .* 'CUST0' here and 'cust0'"
         with pytest.raises(DataError, match=complaint):
             from_files(tmp_path / "f.csv", tmp_path / "l.csv")
         (tmp_path / "l.csv").write_text("id,label\n" + "".join(f"cust{i},{'ab'[i % 2]}\n" for i in range(15)))
         (tmp_path / "e.csv").write_text("source,target\ncust 0,cust1\ncust1,cust2\n")
-        with pytest.raises(DataError, match=r"1 of the 1 ids that do not match differ in spaces only.*'cust 0' here"):
+        with pytest.raises(DataError, match=r"1 of the 1 ids that .* differ in case or spaces only.*'cust 0' here"):
             from_files(tmp_path / "f.csv", tmp_path / "l.csv", tmp_path / "e.csv")
 
     @pytest.mark.parametrize("stranger", ["", "zoe,ann\n"])
@@ -440,7 +447,7 @@ class TestSuspicions:
         (tmp_path / "e.csv").write_text(f"referrer,referred\n{rows}{stranger}")
         complaint = (
             rf"e\.csv, line 2, column 'referrer': 30 of the {30 + bool(stranger)} ids that do not match differ in case "
-            r"only, for example 'c0' here and 'C0' in the features"
+            r"or spaces only, for example 'c0' here and 'C0' in the features"
         )
         with pytest.raises(DataError, match=complaint):
             from_files(tmp_path / "f.csv", edges=tmp_path / "e.csv")
@@ -449,17 +456,17 @@ class TestSuspicions:
         (tmp_path / "f.csv").write_text("id,a\n" + "".join(f"C{i},{i}\n" for i in range(20)))
         (tmp_path / "l.csv").write_text("client,group\n" + "".join(f"c{i},{'ab'[i % 2]}\n" for i in range(20)))
         with pytest.raises(
-            DataError, match=r"l\.csv, line 2, column 'client': 20 of the 20 ids .* differ in case only"
+            DataError, match=r"l\.csv, line 2, column 'client': 20 of the 20 ids .* differ in case or spaces only"
         ):
             from_files(tmp_path / "f.csv", tmp_path / "l.csv")
 
-    def test_constant_columns_and_large_numbers_are_pointed_out(self, tmp_path):
+    def test_constant_columns_and_large_numbers_get_notes(self, tmp_path):
         columns = {"a": range(12), "same": [3] * 12, "code": [10**16 + i for i in range(12)], "label": ["u", "v"] * 6}
         notes = self.read(tmp_path, columns).notes
         assert any(note.startswith("constant column: 'same'") for note in notes)
         assert any("column 'code' holds numbers beyond 1e+15" in note for note in notes)
 
-    def test_a_wrong_delimiter_is_pointed_out(self, tmp_path):
+    def test_a_wrong_delimiter_is_refused_with_the_remedy(self, tmp_path):
         (tmp_path / "f.csv").write_text("a;b;label\n" + "".join(f"{i};{i};{'uv'[i % 2]}\n" for i in range(8)))
         with pytest.raises(DataError, match=r"has one column, 'a;b;label', whose cells seem to be separated by ';'"):
             from_files(tmp_path / "f.csv", delimiter=",")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import read_arrays
 from difformer.data.own.csv_files import TextFormat, looks_like_header, open_table, sniff_delimiter
+from difformer.data.own.features import read_arrays
 from difformer.data.own.table import canonical_id, number, open_parquet
 
 
@@ -18,8 +18,8 @@ def every_column(head):
     return range(len(head.names))
 
 
-def read_csv(path, *, text=lambda head: (), format=TextFormat(), keep_blank=False):  # noqa: B008  frozen
-    table = open_table(path, format, keep_blank=keep_blank)
+def read_csv(path, *, text=lambda head: (), format=TextFormat(), role="edges"):  # noqa: B008  frozen
+    table = open_table(path, format, role=role)
     return table.read(text(table))
 
 
@@ -91,7 +91,7 @@ def test_compressed_and_other_encodings(write):
     assert read_csv(latin, format=TextFormat(encoding="latin-1")).names[0] == "größe"
 
 
-def test_what_can_be_read_only_once_is_read(tmp_path):
+def test_pipes_are_read(tmp_path):
     """As a shell hands over the output of a command: ``difformer fit --features <(zcat x.csv.gz)``."""
     for content in (b"\xef\xbb\xbfa,b\n1,2\n", "a,b\n1,2\n".encode("utf-16"), b"a,b\n1,two\n"):
         pipe = tmp_path / "pipe"
@@ -108,7 +108,7 @@ def test_what_can_be_read_only_once_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_an_encoding_that_does_not_say_what_it_is(write, encoding):
+def test_utf16_without_a_mark_needs_an_encoding(write, encoding):
     path = write("\na,b\n1,2\n".encode(encoding), "t.csv")
     with pytest.raises(DataError, match=r"t\.csv, line \d: holds zero bytes.*encoding=utf-16-le"):
         read_csv(path)
@@ -174,7 +174,7 @@ def test_broken_tables_are_located(write, content, complaint):
         read_csv(write(content), text=lambda head: [0] if head.textual[0] else [])
 
 
-def test_numbers_that_are_none_are_found_when_asked_for(write):
+def test_check_finite_locates_missing_and_infinite_numbers(write):
     for cell, complaint in (
         ("nan", "a number is missing"),
         ("inf", "inf is too large"),
@@ -184,7 +184,7 @@ def test_numbers_that_are_none_are_found_when_asked_for(write):
             read_csv(write(f"a,b\n1,2\n3,{cell}\n")).check_finite()
 
 
-def test_rows_named_by_other_programs(write):
+def test_row_names_written_by_pandas_and_r(write):
     pandas = read_csv(write(",a,b\nann,1,2.5\nbob,3,-4\n"), text=lambda head: [0])
     r = read_csv(
         write('"a" "b"\n"ann" 1 2.5\n"bob" 3 -4\n', "table.txt"), format=TextFormat(delimiter=" "), text=lambda h: [0]
@@ -194,10 +194,10 @@ def test_rows_named_by_other_programs(write):
     assert numbers(r).tolist() == numbers(pandas).tolist() == NUMBERS
 
 
-def test_blank_lines_can_be_labels_left_out(write):
+def test_blank_lines_of_labels_are_empty_cells(write):
     path = write("cat\n\ndog\n\n\n")
     assert read_csv(path, text=every_column).texts(0) == ["cat", "dog"]
-    assert read_csv(path, text=every_column, keep_blank=True).texts(0) == ["cat", "", "dog"]
+    assert read_csv(path, text=every_column, role="labels").texts(0) == ["cat", "", "dog"]
     assert read_csv(write('cat\n""\ndog\n'), text=every_column).texts(0) == ["cat", "", "dog"]
 
 
@@ -218,17 +218,17 @@ def test_blank_lines_can_be_labels_left_out(write):
     ],
 )
 def test_headers_are_recognised(first, second, expected):
-    assert looks_like_header(first, second) == expected
+    assert looks_like_header(first, second, role="edges") == expected
 
 
 def test_columns_counted_from_zero_are_names_where_features_are_read():
     counted = ["0", "1", "2"]
-    assert looks_like_header(counted, ["0.3", "1.2", "2.2"], counting=True)
-    assert not looks_like_header(counted, ["0.3", "1.2", "2.2"])
-    assert not looks_like_header(["0", "1"], ["5", "6"], counting=True)  # may well be an edge
+    assert looks_like_header(counted, ["0.3", "1.2", "2.2"], role="features")
+    assert not looks_like_header(counted, ["0.3", "1.2", "2.2"], role="edges")
+    assert not looks_like_header(["0", "1"], ["5", "6"], role="features")  # may well be an edge
 
 
-def test_said_is_said(write):
+def test_given_formats_override_guesses(write):
     path = write("1,2\n3,4\n")
     assert read_csv(path, format=TextFormat(header=True)).names == ("1", "2")
     assert read_csv(path, format=TextFormat(header=True)).rows == 1
@@ -251,7 +251,7 @@ def test_delimiters_are_found_by_agreement():
     assert sniff_delimiter(["1 2", "3 4"], spaces=True) == " "
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_files_and_unsupported_kinds(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_csv(tmp_path / "none.csv")
     with pytest.raises(FileNotFoundError):
@@ -292,7 +292,7 @@ def test_whatever_the_csv_module_writes_comes_back(tmp_path_factory, rows, delim
     assert numbers(table)[:, 0].tolist() == [value for _, value in rows]
 
 
-def test_arrays_by_every_usual_way(tmp_path):
+def test_arrays_are_read_from_every_usual_file(tmp_path):
     x = np.arange(6.0).reshape(3, 2)
     np.save(tmp_path / "a.npy", x)
     np.savez(tmp_path / "b.npz", whatever=x)
@@ -314,7 +314,7 @@ def test_arrays_by_every_usual_way(tmp_path):
     assert read_arrays(tmp_path / "e.npz")["x"].toarray().tolist() == x.tolist()
 
 
-def test_a_stored_matrix_that_points_outside_itself_is_refused(tmp_path):
+def test_a_stored_matrix_with_indices_out_of_range_is_refused(tmp_path):
     sparse = scipy.sparse.csr_matrix(np.eye(3))
     sparse.indices[-1] = 7
     np.savez(
@@ -329,7 +329,7 @@ def test_a_stored_matrix_that_points_outside_itself_is_refused(tmp_path):
         read_arrays(tmp_path / "a.npz")
 
 
-def test_arrays_that_would_run_something_are_refused(tmp_path):
+def test_pickled_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(DataError, match=r"a\.npz: is not an array file"):
         read_arrays(tmp_path / "a.npz")

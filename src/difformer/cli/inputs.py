@@ -213,7 +213,7 @@ class NewRows:
             return {}, ()
         from difformer.data.edges import tidy_edges
         from difformer.data.own.csv_files import TextFormat
-        from difformer.data.own.feature_tables import id_column_name, read_features
+        from difformer.data.own.features import id_column_name, read_features
         from difformer.data.own.graphs import read_edges
         from difformer.training.run_folder import RunFolder
 

@@ -1,8 +1,8 @@
 """Delimited text files: CSV and its relatives.
 
-What people's files hold is allowed for: a byte-order mark, Windows line ends, quotes, blank lines, comments above the
-table, semicolons or tabs for commas, runs of spaces, decimal commas on request, a header or none, gzip. What cannot be
-right (ragged rows, cells that are not numbers, bytes that are not text) is a `DataError` with file, line and column.
+Files may have a byte-order mark, Windows line ends, quotes, blank lines, comments above the table, semicolons or tabs
+for commas, runs of spaces, decimal commas on request, a header or none, gzip. What cannot be right (ragged rows, cells
+that are not numbers, bytes that are not text) is a `DataError` with file, line and column.
 """
 
 from __future__ import annotations
@@ -14,40 +14,28 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.table import (
-    HEADER_WORDS,
-    PARQUET_ENDINGS,
-    Table,
-    canonical_id,
-    is_gap,
-    loose_id,
-    names_ids,
-    number,
-    open_parquet,
-)
+from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
 from difformer.errors import UserError
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
 SAMPLE_LINES = 50  # by which the delimiter is found
 SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
-NOT_TEXT = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
+CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
+NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
 
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
+
 _SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 
 Row = tuple[int, list[str]]
+Role = Literal["features", "labels", "edges"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +62,7 @@ class TextFormat:
             raise UserError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
 
     def pointed(self, cell: str) -> str:
-        """A number with its decimal sign as a point; any other cell as it is; spaces around it are left out."""
+        """A cell without spaces around it; a number with its decimal sign as a point."""
         cell = cell.strip()
         if self.decimal == "." or "," not in cell:
             return cell
@@ -104,36 +92,28 @@ def lines_of(
             while line := stream.readline(most + 1):
                 count += 1
                 if len(line) > most:
-                    raise DataError(
-                        f"has more than {most:,} characters; if you trust the file, set DIFFORMER_MAX_LINE to read it",
-                        path=path,
-                        line=count,
-                    )
+                    remedy = "if you trust the file, set DIFFORMER_MAX_LINE to read it"
+                    raise DataError(f"has more than {most:,} characters; {remedy}", path=path, line=count)
                 yield line
     except UnicodeError as error:
-        raise DataError(
-            f"is not text in the encoding expected ({error}); pass encoding=latin-1 or the one it was saved in, or "
-            f"save it as UTF-8",
-            path=path,
-            argument="encoding",
-        ) from error
+        remedy = "pass encoding=latin-1 or the one it was saved in, or save it as UTF-8"
+        problem = f"is not text in the encoding expected ({error}); {remedy}"
+        raise DataError(problem, path=path, argument="encoding") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be unpacked ({error})", path=path) from error
 
 
 def open_table(
-    path: str | os.PathLike[str],
+    path: Path_,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
     *,
+    role: Role = "features",
     ids: Collection[str] | None = None,
-    num_ids: int = 2,
-    counting: bool = False,
-    keep_blank: bool = False,
 ) -> Table:
     """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
 
-    For `ids`, `num_ids` and `counting` see `looks_like_header`. `keep_blank` takes a blank line in a table of one
-    column (but not those at the end) for an empty cell.
+    `ids` are those of the nodes, by which the header of labels and edges is recognised. Among labels, a blank line in a
+    table of one column is an empty cell (but not at the end).
     """
     suffix = Path(path).suffix.lower()
     with in_file(path):
@@ -144,33 +124,25 @@ def open_table(
             raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}")
         if not Path(path).exists():
             raise FileNotFoundError(f"no file at {os.fspath(path)}")
-        if suffix in PARQUET_ENDINGS:
-            return open_parquet(path)
-        header = partial(looks_like_header, counting=counting, ids=ids, num_ids=num_ids)
-        return _open_text(os.fspath(path), format, header, keep_blank)
+        return open_parquet(path) if suffix in (".parquet", ".pq") else _open_text(os.fspath(path), format, role, ids)
 
 
-def _open_text(name: str, format: TextFormat, looks_like_names: Callable[..., bool], keep_blank: bool) -> Table:
+def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] | None) -> Table:
     lines = lines_of(name, format.encoding)
-    above: list[str] = []
-    first = ""
+    above, first, notes = list[str](), "", list[str]()
     for line in lines:
-        if not above and line.strip().lower() in ("sep=;", "sep=,", "sep=|"):  # a spreadsheet says how it writes
-            format = replace(format, delimiter=format.delimiter or line.strip()[-1])
-            above.append("")
-        elif line.strip() and not (format.comment and line.lstrip().startswith(format.comment)):
+        text = line.strip()
+        if not above and text.lower() in ("sep=;", "sep=,", "sep=|"):  # written by spreadsheets
+            format, text = replace(format, delimiter=format.delimiter or text[-1]), ""
+        elif text and not (format.comment and text.startswith(format.comment)):
             first = line
             break
-        else:
-            above.append(line.strip())
+        above.append(text)
     sample = [first, *islice(lines, SAMPLE_LINES)]
     zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
     if zeros is not None:  # text has none; with the wrong encoding it seems to
-        raise DataError(
-            "holds zero bytes: it is not text, or text in UTF-16 without a mark; pass encoding=utf-16-le or "
-            "encoding=utf-16-be, or save it as UTF-8",
-            line=zeros,
-        )
+        remedy = "pass encoding=utf-16-le or encoding=utf-16-be, or save it as UTF-8"
+        raise DataError(f"holds zero bytes: it is not text, or text in UTF-16 without a mark; {remedy}", line=zeros)
     spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
     delimiter = format.delimiter or sniff_delimiter(sample, spaces=spaces)
     rows = _rows_of(name, chain(sample, lines), delimiter, len(above))
@@ -178,27 +150,18 @@ def _open_text(name: str, format: TextFormat, looks_like_names: Callable[..., bo
     filled = [row for row in start if row[1]]
     if not filled:
         raise DataError("holds no rows")
-
-    def is_header(cells: Sequence[str], below: Sequence[str] | None) -> bool:
-        # 1,5 below a name shows that it is one, even without decimal=",": the error comes with the number.
-        plain = [[DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (cells, below)]
-        return looks_like_names(plain[0], plain[1] or None)
-
-    line_of_names, cells = filled[0]
-    names: list[str] = []
-    notes = []
-    hidden = _hidden_header(above, delimiter, format)
-    if len(hidden) == len(cells) > 1 and is_header(hidden, cells):
+    (line_of_names, cells), second = filled[0], filled[1][1] if filled[1:] else None
+    names, hidden = list[str](), list[str]()  # a comment right above the table may be its header
+    if format.header is None and format.comment and above and above[-1].startswith(format.comment):
+        hidden = [cell.strip() for cell in _cells(above[-1].lstrip(format.comment).strip(), delimiter)]
+    if len(hidden) == len(cells) > 1 and looks_like_header(hidden, cells, role=role, ids=ids):
         names, line_of_names = hidden, len(above)
     elif len(hidden) == len(cells) > 1 and [number(c) is None for c in hidden] == [number(c) is None for c in cells]:
-        raise DataError(
-            f"begins with {format.comment!r}, as a comment does, but looks like a row of the table; "
-            f"pass comment=none if it is one, or delete it",
-            line=len(above),
-        )
-    elif format.header or (format.header is None and is_header(cells, filled[1][1] if filled[1:] else None)):
+        problem = f"begins with {format.comment!r}, as a comment does, but looks like a row of the table"
+        raise DataError(f"{problem}; pass comment=none if it is one, or delete it", line=len(above))
+    elif format.header or (format.header is None and looks_like_header(cells, second, role=role, ids=ids)):
         names = [format.pointed(cell) for cell in cells]
-        if filled[1:] and len(filled[1][1]) == len(names) + 1:
+        if second and len(second) == len(names) + 1:
             names.insert(0, "")  # R does not name the column of the rows' names
         notes += [f"line {line_of_names} of {Path(name).name} was read as a header"] if format.header is None else []
         start, filled = [row for row in start if row[0] > line_of_names], filled[1:]
@@ -213,74 +176,39 @@ def _open_text(name: str, format: TextFormat, looks_like_names: Callable[..., bo
         raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", line=line_of_first)
     seen: dict[str, int] = {}
     for i, column in enumerate(names[:width]):
-        problem = "the header leaves this column without a name" if not column and i else ""
-        if seen.setdefault(column, i) != i:
-            problem = problem or f"the name {column!r} is already that of column {seen[column] + 1}; names must differ"
-        if problem:
+        if not column and i:
+            raise DataError("the header leaves this column without a name", line=line_of_names, column=i + 1)
+        if (other := seen.setdefault(column, i)) != i:
+            problem = f"the name {column!r} is already that of column {other + 1}; names must differ"
             raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
-    columns, first_row = (
-        tuple(names[:width] or map(str, range(1, width + 1))),
-        [format.pointed(c) for c in begin[:width]],
-    )
-    source = (chain(start, rows), trailing, format, keep_blank)
-    return TextTable(name, columns, bool(names), first_row, _textual([row for _, row in filled], width), notes, source)
+    columns = tuple(names[:width] or map(str, range(1, width + 1)))
+    first_row, textual = [format.pointed(c) for c in begin[:width]], list[bool]()
+    for i in range(width):  # 1,5 is meant for a number
+        known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]
+        textual.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in known) > len(known))
+    table = Table(name, columns, bool(names), first_row, textual, notes, decimal=format.decimal, lines=array("q"))
+    table.source = _chunks(table, chain(start, rows), trailing, format, role == "labels")
+    return table
 
 
-class TextTable(Table):
-    """A text file whose head is known; see `Table`."""
-
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> TextTable:
-        """All rows, once: a file is not read twice."""
-        rows, trailing, format, keep_blank = self.source
-        width = len(self.names) + trailing
-        kept, gaps = sorted(text), frozenset(gaps)
-        apart = set(kept)
-        columns = [i for i in range(len(self.names)) if i not in apart]
-        pick = itemgetter(*columns) if 1 < len(columns) < width else None
-        values, self.lines = array("d"), array("q")
-        texts: dict[int, list[str]] = {i: [] for i in kept}
-        same: dict[str, str] = {}  # one copy of every text: names come again and again
-        for line, row in _filled(rows, width, keep_blank):
-            self.lines.append(line)
-            if len(row) != width or (trailing and row[-1].strip()):
-                raise DataError(
-                    f"has {len(row)} cell(s), expected {width} as in {'the header' if self.named else 'the first row'}",
-                    path=self.path,
-                    line=line,
-                    column=self.names[len(row)] if self.named and len(row) < width else min(len(row), width) + 1,
-                )
-            cells: Sequence[str] = pick(row) if pick else [row[i] for i in columns] if len(columns) < width else row
-            try:
-                if format.decimal != "." or "_" in "".join(cells):
-                    raise ValueError
-                values.extend(map(float, cells))
-            except ValueError:
-                del values[self.rows * len(columns) :]
-                for cell, i in zip(cells, columns, strict=True):
-                    values.append(self.number(format.pointed(cell), self.rows, i, i in gaps))
-            for i in kept:
-                cell = format.pointed(row[i])
-                texts[i].append(same.setdefault(cell, cell))
-            self.rows += 1
-        if not self.rows:
-            raise DataError("holds no rows", path=self.path)
-        numbers = np.array(values).reshape(self.rows, len(columns))
-        self.cells = {**dict(zip(columns, numbers.T, strict=True)), **texts}
-        return self
-
-    def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
-        decimal_point = self.source[2].decimal == "."
-        if decimal_point and _THOUSANDS.match(cell):
-            return "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma", "decimal"
-        if decimal_point and number(cell.replace(",", ".")) is not None:
-            return "; pass decimal=',' if numbers are written with a comma", "decimal"
-        if self.lines and self.lines[row] <= 2 and not self.named:
-            return "; pass header=true if this row names the columns", "header"
-        name = self.names[column]
-        names = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
-        return names if gap else "", None
+def _chunks(table: Table, rows: Iterator[Row], trailing: int, format: TextFormat, keep_blank: bool) -> Iterator[Any]:
+    """Line numbers and columns of consecutive rows."""
+    width, expected = len(table.names) + trailing, "header" if table.named else "first row"
+    filled = _filled(rows, width, keep_blank)
+    while chunk := list(islice(filled, 1 + CHUNK_CELLS // width)):
+        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width or (trailing and row[-1].strip()))
+        if good := next(wrong, len(chunk)):  # errors in the rows before a wrong one come first
+            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))[: len(table.names)]
+            if format.decimal != ".":
+                columns = [[format.pointed(cell) for cell in column] for column in columns]
+            yield [line for line, _ in chunk[:good]], columns
+        if good < len(chunk):
+            line, row = chunk[good]
+            place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
+            problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+            raise DataError(problem, path=table.path, line=line, column=place)
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
@@ -295,15 +223,6 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
             yield from waiting
             waiting.clear()
             yield line, row
-
-
-def _textual(rows: Sequence[Sequence[str]], width: int) -> list[bool]:
-    """Whether most filled cells of each column are something other than numbers; 1,5 is meant for a number."""
-    result = []
-    for i in range(width):
-        filled = [row[i] for row in rows if len(row) > i and not is_gap(row[i].strip())]
-        result.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in filled) > len(filled))
-    return result
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
@@ -334,9 +253,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
 def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":
-        for count, line in enumerate(lines, 1):
-            cells = line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
-            yield offset + count, cells
+        for count, line in enumerate(lines, offset + 1):
+            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
         return
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
     try:
@@ -346,49 +264,36 @@ def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, stric
         raise DataError(f"cannot be read as a table: {error}", path=path, line=offset + reader.line_num) from error
 
 
-def _hidden_header(above: list[str], delimiter: str, format: TextFormat) -> list[str]:
-    """The cells of a comment right above the table, unless the header was given."""
-    if format.header is not None or not format.comment or not above or not above[-1].startswith(format.comment):
-        return []
-    return [cell.strip() for cell in _cells(above[-1].lstrip(format.comment).strip(), delimiter)]
-
-
 def looks_like_header(
-    first: Sequence[str],
-    second: Sequence[str] | None,
-    *,
-    counting: bool = False,
-    ids: Collection[str] | None = None,
-    num_ids: int = 2,
+    first: Sequence[str], second: Sequence[str] | None, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> bool:
     """Whether the first row of a table names its columns.
 
-    It does if a cell of it is not a number and the one below is; if its first cell alone is empty (an index that a
-    program wrote without a name); if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``;
-    and, with `counting`, if it reads 0, 1, 2, … over at least three columns, as data frames without names are written.
-    With `ids`, those of the nodes that the first `num_ids` columns name, it does not if it names nodes, and does if the
-    next row does and it does not, if need be but for case and blanks.
+    With `ids`, those of the nodes, the row does not if its first cells are ids, and does if only those of the next row
+    are. Otherwise it does
+
+    - if its first cell alone is empty: an index that a program wrote without a name;
+    - if features are read and it reads 0, 1, 2, … over at least three columns, as frames without names are written;
+    - if a cell is not a number and the one below is; 1,5 counts as a number, whatever the decimal sign;
+    - if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``.
     """
+    first, second = ([DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (first, second))
     if ids:
-        if any(canonical_id(cell) in ids for cell in first[:num_ids]):
+        known, count = {loose_id(name) for name in ids}, 1 if role == "labels" else 2
+        if any(loose_id(cell) in known for cell in first[:count]):
             return False
-        if second is not None and all(canonical_id(cell) in ids for cell in second[:num_ids]):
+        if second and all(loose_id(cell) in known for cell in second[:count]):
             return True
-        loose = {loose_id(name) for name in ids}
-        named = [{loose_id(cell) in loose for cell in row[:num_ids]} for row in (first, second or ())]
-        if named == [{False}, {True}]:
-            return True
-    is_number = [number(cell) is not None for cell in first]
     if first[0] == "" and len(first) > 1 and all(first[1:]):
         return True
-    if counting and len(first) > 2 and list(first) == [str(i) for i in range(len(first))]:
+    if role == "features" and len(first) > 2 and list(first) == [str(i) for i in range(len(first))]:
         return True
-    if second is not None and len(second) == len(first):
-        for cell, numeric, below in zip(first, is_number, second, strict=True):
-            if cell and not numeric and number(below) is not None:
-                return True
-    if any(is_number):
+    words = [number(cell) is None for cell in first]
+    below = [number(cell) is None for cell in second]
+    if len(words) == len(below) and any(w and cell and not b for cell, w, b in zip(first, words, below, strict=True)):
+        return True
+    if not all(words):
         return False
-    if second is not None and len(second) != len(first) and any(number(cell) is not None for cell in second):
+    if second and len(words) != len(below) and not all(below):
         return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
-    return any(cell.strip().lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)
+    return any(cell.lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)

@@ -1,12 +1,15 @@
-"""Graphs as people hand them over: pairs of names, index arrays, adjacency matrices, tables of edges.
+"""Graphs as users have them: pairs of names, index arrays, adjacency matrices, tables of edges, PyG's objects.
 
-Whatever the form, what comes out are the edges as given, in positions of nodes; `tidy_edges` does the rest.
+Edges come out as given, as positions of nodes; `tidy_edges` does the rest.
+
+A ``.pt`` file of ``torch.save`` is a pickle, and a pickle can call any function. It is read by torch's restricted
+loader, which builds tensors, containers and the few classes that a PyG ``Data`` consists of, and refuses the rest.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,26 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
-from difformer.data.own.table import SOURCE_NAMES, TARGET_NAMES, WEIGHT_NAMES, Table, canonical_id, near_misses, number
+from difformer.data.own.features import ARRAY_ENDINGS, SPLIT_ARRAYS, features_from, named_array, needed_array
+from difformer.data.own.table import (
+    SOURCE_NAMES,
+    TARGET_NAMES,
+    WEIGHT_NAMES,
+    Column,
+    Ids,
+    Path_,
+    Table,
+    number,
+    positions,
+)
 from difformer.data.sparse_features import to_scipy
 from difformer.errors import UserError
 from difformer.sparse import check_scipy
 
+PYG_ENDINGS = (".pt", ".pth")
+
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]  # ends [2, E], weights [E], notes on what was guessed
-Ids = Mapping[str, int]
 
 
 def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
@@ -55,16 +69,16 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
     return ends, f"edge_index of shape [2, 2] was read as {how}: {first}; pass {other} if it is meant otherwise"
 
 
-def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Found:
+def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
     """Edges from an object in memory.
 
     `edges` are ``[2, E]`` or pairs, see `edge_ends`; an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
     whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
-    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them.
+    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them. `hint` is the remedy where
+    ids are given and nodes have none.
     """
-    matrix = _matrix(edges, num_nodes)
-    if matrix is not None:
-        return _from_matrix(matrix, num_nodes)
+    if (found := _from_matrix(edges, num_nodes)) is not None:
+        return found
     note: str | None = None
     ends: Any
     if hasattr(edges, "columns"):
@@ -76,7 +90,7 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         ends, note = edge_ends(edges)
         ids = None if isinstance(edges, (Tensor, np.ndarray)) and ends.dtype.kind in "iu" else ids
     try:
-        index = np.stack([_positions(end, num_nodes, ids) for end in ends])
+        index = np.stack([positions(end, num_nodes, ids, hint=hint) for end in ends])
         weight = None if weights is None else _weights(weights, index.shape[1])
     except DataError as error:
         place = "" if error.row is None else f"edge_index, edge {error.row}: "
@@ -84,34 +98,33 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     return torch.from_numpy(index), weight, () if note is None else (note,)
 
 
-def _matrix(edges: Any, num_nodes: int) -> Any:
-    """An adjacency matrix in scipy's COO form, dense ones if they have three rows at least; None for lists of edges."""
+def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
+    """The edges of an adjacency matrix, a dense one of at least three rows; None if `edges` is a list of edges."""
     if hasattr(edges, "columns"):
-        return sparse.coo_array(np.asarray(edges)) if len(edges) == len(edges.columns) == num_nodes > 3 else None
-    if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
+        if not len(edges) == len(edges.columns) == num_nodes > 3:
+            return None
+        matrix = sparse.coo_array(np.asarray(edges))
+    elif hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
             matrix = edges if hasattr(edges, "tocoo") else to_scipy(edges)
             check_scipy(matrix)
         except ValueError as error:
             raise DataError(f"edge_index: is not an adjacency matrix that can be used: {error}") from error
-        coo = matrix.tocoo(copy=True)
-        coo.sum_duplicates()
-        return coo
-    try:
-        if len(edges) < 3 or not all(len(row) == len(edges) for row in edges):
+        matrix = matrix.tocoo(copy=True)
+        matrix.sum_duplicates()
+    else:
+        try:
+            if len(edges) < 3 or not all(len(row) == len(edges) for row in edges):
+                return None
+        except TypeError:  # a number, or a row of numbers
             return None
-    except TypeError:  # a number, or a row of numbers
-        return None
-    array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-    return sparse.coo_array(array) if array.ndim == 2 and array.dtype.kind in "biuf" else None
-
-
-def _from_matrix(matrix: Any, num_nodes: int) -> Found:
+        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        if array.ndim != 2 or array.dtype.kind not in "biuf":
+            return None
+        matrix = sparse.coo_array(array)
     if tuple(matrix.shape) != (num_nodes, num_nodes):
-        raise DataError(
-            f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}], got "
-            f"{list(matrix.shape)}; a list of edges has shape [2, E] or [E, 2]"
-        )
+        square = f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}]"
+        raise DataError(f"{square}, got {list(matrix.shape)}; a list of edges has shape [2, E] or [E, 2]")
     filled = matrix.data != 0
     index = np.stack([matrix.row, matrix.col])[:, filled].astype(np.int64)
     try:
@@ -122,12 +135,13 @@ def _from_matrix(matrix: Any, num_nodes: int) -> Found:
 
 
 def read_edges(
-    path: str | os.PathLike[str],
+    path: Path_,
     *,
     num_nodes: int,
     ids: Ids | None = None,
-    columns: Sequence[str | int] | None = None,
+    columns: Sequence[Column] | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
+    hint: str = "",
 ) -> Found:
     """Edges from a file: a table of sources, targets and perhaps weights, or an NPZ.
 
@@ -137,32 +151,29 @@ def read_edges(
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
-            return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
-    table = open_table(path, format, ids=ids)
+            return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids, hint=hint)
+    table = open_table(path, format, role="edges", ids=ids)
     roles = _roles(table, columns)
     unused = [i for i in range(len(table.names)) if i not in roles]
     table.read([*unused, *(i for i in roles[:2] if ids is not None or table.textual[i])])
-    ends = []
+    ends, weight, notes = [], None, list(table.notes)
     for i in roles[:2]:
-        with table.locate(i):
-            ends.append(_positions(table.cells[i], num_nodes, ids))
-    notes = list(table.notes)
+        with table.locate({None: i}):
+            ends.append(positions(table.cells[i], num_nodes, ids, hint=hint))
     if unused:
         notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}")
-    index, weight = torch.from_numpy(np.stack(ends)), None
     if len(roles) == 3:
-        with table.locate(roles[2]):
-            weight = _weights(table.cells[roles[2]], index.shape[1])
-        if columns is None and table.names[roles[2]].strip().lower() not in WEIGHT_NAMES:
-            third = repr(table.names[roles[2]]) if table.named else roles[2] + 1
-            ends_ = ",".join(table.names[i] for i in roles[:2])
-            notes.append(
-                f"edges are weighted by column {third} of {table.file}; pass edge_columns={ends_} if it is no weight"
-            )
-    return index, weight, tuple(notes)
+        name = table.names[roles[2]]
+        with table.locate({None: roles[2]}):
+            weight = _weights(table.cells[roles[2]], table.rows)
+        if columns is None and name.strip().lower() not in WEIGHT_NAMES:
+            only = ",".join(table.names[i] for i in roles[:2])
+            third = f"column {repr(name) if table.named else name} of {table.file}"
+            notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
+    return torch.from_numpy(np.stack(ends)), weight, tuple(notes)
 
 
-def _roles(table: Table, columns: Sequence[str | int] | None) -> list[int]:
+def _roles(table: Table, columns: Sequence[Column] | None) -> list[int]:
     """Positions of source, target and perhaps weight."""
     width = len(table.names)
     if columns is not None:
@@ -170,10 +181,8 @@ def _roles(table: Table, columns: Sequence[str | int] | None) -> list[int]:
             raise UserError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
         return [table.find(column, "edge_columns") for column in columns]
     if width < 2:
-        raise DataError(
-            "an edge has a source and a target, but here is one column; pass delimiter= if cells are parted otherwise",
-            path=table.path,
-        )
+        problem = "an edge has a source and a target, but there is one column; pass delimiter= if cells are separated "
+        raise DataError(f"{problem}otherwise", path=table.path)
     source, target = table.named_like(SOURCE_NAMES), table.named_like(TARGET_NAMES)
     weight = table.named_like(WEIGHT_NAMES)[:1]
     if len(source) == len(target) == 1:
@@ -185,39 +194,6 @@ def _roles(table: Table, columns: Sequence[str | int] | None) -> list[int]:
         problem += ", or save an adjacency matrix with numpy.save (.npy)"
         raise DataError(problem, path=table.path, argument="edge_columns")
     return [0, 1, 2] if width == 3 and not table.textual[2] else [0, 1]
-
-
-def _positions(values: Any, num_nodes: int, ids: Ids | None) -> NDArray[np.int64]:
-    """Positions of the nodes that `values` names; errors name the row."""
-    if ids is not None:
-        names = values if isinstance(values, list) else values.tolist()
-        found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
-        if -1 in found:
-            row, some = found.index(-1), ", ".join(map(repr, list(ids)[:3]))
-            close, nearly = near_misses(names, ids)
-            if nearly is not None:
-                raise DataError(close, row=nearly)
-            problem = f"no node is called {str(names[row])!r}; the {num_nodes} there are begin with {some}"
-            raise DataError(f"{problem}; {close}" if close else problem, row=row)
-        return np.array(found, dtype=np.int64)
-    array = np.asarray(values)
-    if array.dtype.kind not in "iuf":
-        cells = [number(str(value)) for value in array.tolist()]
-        if None in cells:
-            row = cells.index(None)
-            problem = f"{str(values[row])!r} is not the number of a row, and the nodes have no ids"
-            raise DataError(problem, row=row, argument="ids")
-        array = np.array(cells, dtype=np.float64)
-    outside = ~((array >= 0) & (array < num_nodes))
-    wrong = outside | (array != np.floor(array))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        if not outside[row] or not np.isfinite(array[row]):
-            raise DataError(f"{array[row]} is not the number of a row", row=row)
-        hint = "; yours seem to count from 1" if array.min() == 1 and array.max() == num_nodes else ""
-        problem = f"there is no node {array[row]:.0f}: rows are counted from 0 to {num_nodes - 1}{hint}"
-        raise DataError(problem, row=row)
-    return array.astype(np.int64)
 
 
 def _weights(values: Any, count: int) -> Tensor:
@@ -236,3 +212,145 @@ def _weights(values: Any, count: int) -> Tensor:
         row = int(np.argmax(wrong))
         raise DataError(f"a weight must be a finite number ≥ 0, got {weight[row]:g}", row=row)
     return torch.from_numpy(weight.astype(np.float32))
+
+
+def join_graphs(
+    data: Any, *, use_positions: bool, directed: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Found | None, dict[str, Any]]:
+    """Features, targets, ``node_ptr``, edges and stored splits of PyG's objects; one ``Data`` has no ``node_ptr``."""
+    items = _graphs_of(data)
+    alone = len(items) == 1 and not isinstance(data, (list, tuple))
+    features, targets, ends, weights, ptr = [], [], [], [], [0]
+    for i, item in enumerate(items):
+        place = "data" if alone else f"graph {i}"
+        x, index, weight = _part(item, use_positions, place)
+        y = getattr(item, "y", None)
+        if not isinstance(y, Tensor):
+            got = "it has no y" if y is None else f"y is a {type(y).__name__}"
+            raise DataError(f"{place}: expected a tensor y with the targets, but {got}")
+        features.append(x)
+        targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
+        if x.shape[1] != features[0].shape[1]:
+            raise DataError(f"{place}: has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
+        if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
+            counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
+            raise DataError(f"{place}: {counts}; a graph has one target, or as many as the others")
+        if index is not None:
+            ends.append(index + ptr[-1])
+            weights.append(weight)
+        ptr.append(ptr[-1] + x.shape[0])
+    graph, size = None, ptr[-1]
+    if ends:
+        index, notes, weight = torch.cat(ends, 1), [], None
+        if any(weight is not None for weight in weights):
+            each = zip(ends, weights, strict=True)
+            weight = torch.cat([torch.ones(end.shape[1]) if one is None else one for end, one in each])
+        attribute = getattr(items[0], "edge_attr", None)
+        if attribute is not None and _weight_of(items[0]) is None:
+            notes.append(f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most")
+        code = (index[0] * size + index[1]).unique()
+        single = int((~torch.isin(code % size * size + code // size, code)).sum())
+        if single and not directed:
+            count = f"{single} of {code.numel()} edges"
+            notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
+        graph = (index, weight, tuple(notes))
+    stored = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS} if alone else {}
+    arrays = {name: np.asarray(torch.as_tensor(mask).cpu()) for name, mask in stored.items() if mask is not None}
+    y = torch.cat(targets)
+    y = y.squeeze(1) if y.shape[1] == 1 else y
+    return features[0] if alone else torch.cat(features), y, None if alone else torch.tensor(ptr), graph, arrays
+
+
+def _graphs_of(data: Any) -> list[Any]:
+    """The graphs of a ``Data``, a list, a data set or a batch."""
+    from torch_geometric.data import Batch, Data, Dataset, HeteroData
+
+    if isinstance(data, Data):
+        return list(data.to_data_list()) if isinstance(data, Batch) else [data]
+    if isinstance(data, HeteroData):
+        raise DataError("data: graphs with several types of nodes or edges are not supported; pass one type as a Data")
+    if not isinstance(data, (list, tuple, Dataset)):
+        raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
+    items = [data[i] for i in range(len(data))]
+    if strange := [type(item).__name__ for item in items if not isinstance(item, Data)]:
+        raise DataError(f"data: expected a list of PyG Data, got a list with {strange[0]}")
+    if not items:
+        raise DataError("data: an empty list, expected at least one Data")
+    return items
+
+
+def _part(data: Any, use_positions: bool, place: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Features, edges as given, and weights of one graph."""
+    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
+    found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
+    if not found:
+        raise DataError(f"{place}: has neither x nor pos, so there are no features")
+    if strange := [type(part).__name__ for part in found if not isinstance(part, Tensor)]:
+        raise DataError(f"{place}: x and pos must be tensors, got {strange[0]}")
+    try:
+        features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
+        joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
+        index, weight = getattr(data, "edge_index", None), _weight_of(data)
+        if index is None:
+            # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
+            index, weight = getattr(data, "adj_t", None), None
+            if index is None:
+                return joined, None, None
+            if hasattr(index, "to_torch_sparse_coo_tensor"):  # torch_sparse's class, known by what it can do
+                index = index.to_torch_sparse_coo_tensor()
+            if not isinstance(index, Tensor):
+                raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
+            index = index.to_sparse_coo().t().coalesce()
+        # PyG's edge_index is [2, E], also where E = 2.
+        return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
+
+
+def _weight_of(data: Any) -> Tensor | None:
+    weight, attribute = getattr(data, "edge_weight", None), getattr(data, "edge_attr", None)
+    if weight is None and attribute is not None and (attribute.dim() == 1 or attribute.shape[1] == 1):
+        weight = attribute
+    return None if weight is None else weight.cpu().reshape(-1)
+
+
+def read_pyg(path: Path_) -> Any:
+    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list)."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {os.fspath(path)}")
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.separate import separate
+    from torch_geometric.data.storage import GlobalStorage
+
+    try:
+        with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
+        raise DataError(
+            "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
+            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
+            path=path,
+        ) from error
+
+    def is_graph(item: Any) -> bool:
+        """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
+        store = vars(item).get("_store") if isinstance(item, Data) else None
+        return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
+
+    if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
+        return found
+    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
+    # Before PyG 2.4 the whole itself comes first.
+    if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
+        whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
+        if not slices:
+            return whole
+        try:
+            count = len(next(iter(slices.values()))) - 1
+            return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+        except Exception as error:  # neither has PyG
+            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
+    expected = "expected a PyG Data, a list of them, or a processed data set"
+    raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)

@@ -6,9 +6,8 @@
     date       days, standardised as a number; one column per month and per weekday; gaps as above
     left out   empty, constant, a different text in nearly every row, or rare values alone
 
-scikit-learn's `SimpleImputer` and `StandardScaler` find medians and scales on all rows, labelled or not, and values are
-counted; no label is used. What was found is kept as plain numbers and texts (`Preprocessing.to_dict`), and
-applied to new rows by `Preprocessing.transform`.
+scikit-learn's `SimpleImputer` and `StandardScaler` find medians and scales on all rows, labelled or not; no label is
+used. The result is plain numbers and texts (`Preprocessing.to_dict`); `Preprocessing.transform` applies it to new rows.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.errors import DAMAGE, DataError, listed
-from difformer.data.own.table import Floats, MemoryTable, Values, is_gap, number
+from difformer.data.own.table import Floats, Values, frame_table, is_gap, number
 from difformer.errors import UserError
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
@@ -102,12 +101,9 @@ class Encoding:
             return self._encode_category([cell or GAP for cell in _texts(values)])
         raw, notes = self.measure(values), []
         missing = np.isnan(raw)
-        if missing.any() and not self.gaps:
-            count = int(missing.sum())
-            notes.append(
-                f"column {self.name!r}: {count} cell{'s' * (count > 1)} missing, which training did not have; filled "
-                f"with {self._shown(self.fill)}"
-            )
+        if (count := int(missing.sum())) and not self.gaps:
+            filled = f"missing, which training did not have; filled with {self._shown(self.fill)}"
+            notes = [f"column {self.name!r}: {count} cell{'s' * (count > 1)} {filled}"]
         columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
         if self.kind == "date":
             month, weekday = _calendar(np.where(missing, 1, raw))
@@ -118,21 +114,17 @@ class Encoding:
     def _encode_category(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
         place = {value: i for i, value in enumerate(self.categories)}
         result = np.zeros((len(cells), len(self.outputs) + 1))  # the last column takes what has no category
-        other = len(self.categories)
-        result[np.arange(len(cells)), [place.get(cell, other) for cell in cells]] = 1.0
+        result[np.arange(len(cells)), [place.get(cell, len(place)) for cell in cells]] = 1.0
         unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
-        if not unseen:
-            return result[:, :-1], []
         shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
         how = "counted as other" if self.rare else "left without a category"
-        return result[:, :-1], [f"column {self.name!r}: {shown} did not occur in training; {how}"]
+        notes = [f"column {self.name!r}: {shown} did not occur in training; {how}"] if unseen else []
+        return result[:, :-1], notes
 
     def measure(self, values: Values) -> Floats:
         """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
-        if isinstance(values, np.ndarray):
-            found = np.asarray(values, dtype=np.float64)
-        else:
-            found = np.empty(len(values))
+        found = np.asarray(values, dtype=np.float64) if isinstance(values, np.ndarray) else np.empty(len(values))
+        if not isinstance(values, np.ndarray):
             for row, text in enumerate(_texts(values)):
                 value = _days(text, self.format) if self.kind == "date" else number(text)
                 if value is None and self.kind == "boolean":
@@ -216,24 +208,21 @@ class Preprocessing:
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import StandardScaler
 
-        found: list[Encoding] = []
         notes: list[str] = []
-        for name, values in columns:
-            forced: Kind | None = "category" if name in categories else "date" if name in dates else None
-            found.append(_recognise(name, values, forced, notes))
-        left = [f"{e.name!r} ({e.reason})" for e in found if e.kind == "left out"]
-        if left:
+        forced: dict[str, Kind] = {**dict.fromkeys(dates, "date"), **dict.fromkeys(categories, "category")}
+        found = [_recognise(name, values, forced.get(name), notes) for name, values in columns]
+        if left := [f"{e.name!r} ({e.reason})" for e in found if e.kind == "left out"]:
             notes.append(f"columns left out: {', '.join(left[:8])}{', …' if len(left) > 8 else ''}")
         measured = [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]
         if measured:
             matrix = np.stack([found[i].measure(columns[i][1]) for i in measured], 1)
             imputer = SimpleImputer(strategy="median").fit(matrix)
             scaler = StandardScaler().fit(imputer.transform(matrix))
-            scales = zip(measured, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True)
-            for i, fill, mean, deviation in scales:
-                found[i] = replace(found[i], fill=float(fill))
-                if found[i].kind != "boolean" and (standardize or found[i].kind == "date"):
-                    found[i] = replace(found[i], shift=float(mean), scale=float(deviation))
+            for i, *of in zip(measured, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True):
+                fill, mean, deviation = map(float, of)
+                scaled = found[i].kind == "date" or (standardize and found[i].kind == "number")
+                mean, deviation = (mean, deviation) if scaled else (0.0, 1.0)
+                found[i] = replace(found[i], fill=fill, shift=mean, scale=deviation)
         return Preprocessing(tuple(found), len(columns[0][1]) if columns else 0, tuple(notes))
 
     @property
@@ -254,24 +243,21 @@ class Preprocessing:
         Raises:
             DataError: If a column is missing, or holds something other than in training.
         """
-        names = [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
-        used = [column for column in self.columns if column.kind != "left out"]
-        absent = [column.name for column in used if column.name not in names]
-        if absent:
-            raise DataError(
-                f"lacks {len(absent)} of the {len(used)} columns wanted: {listed(absent)}; it has {listed(names)}"
-            )
+        names = {str(name): i for i, name in enumerate(table.columns if hasattr(table, "columns") else table)}
+        used = {column.name: column for column in self.columns if column.kind != "left out"}
+        if not used:
+            raise DataError("has no column of features left")
+        if absent := [name for name in used if name not in names]:
+            wanted = f"{len(absent)} of the {len(used)} columns wanted: {listed(absent)}"
+            raise DataError(f"lacks {wanted}; it has {listed([*names])}")
         if hasattr(table, "columns"):
-            frame, wanted = MemoryTable.of_frame(table), {column.name for column in used}
-            place = {name: i for i, name in enumerate(names) if name in wanted}
-            frame.read([i for i, name in enumerate(names) if name not in wanted or frame.textual[i]], place.values())
-            table = {name: frame.cells[i] for name, i in place.items()}
+            frame = frame_table(table)
+            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], names.values())
+            table = {name: frame.cells[names[name]] for name in used}
         known = {column.name for column in self.columns}
         new = [name for name in names if name not in known]
         notes = [f"columns that training did not have are left out: {listed(new)}"] if new else []
-        if not used:
-            raise DataError("has no column of features left")
-        encoded = [column.encode(table[column.name]) for column in used]
+        encoded = [column.encode(table[name]) for name, column in used.items()]
         notes += [note for _, said in encoded for note in said]
         return np.concatenate([part for part, _ in encoded], axis=1).astype(np.float32), tuple(notes)
 
@@ -280,12 +266,10 @@ class Preprocessing:
         encoded = np.asarray(x.to_dense().numpy(force=True) if hasattr(x, "to_dense") else x, dtype=np.float64)
         if encoded.ndim != 2 or encoded.shape[1] != len(self.feature_names):
             raise UserError(f"x: expected rows of {len(self.feature_names)} columns, got shape {list(encoded.shape)}")
-        start, found = 0, {}
-        for column in self.columns:
-            end = start + len(column.outputs)
-            if end > start:
-                found[column.name] = column.decode(encoded[:, start:end])
-            start = end
+        used = [column for column in self.columns if column.outputs]
+        ends = np.cumsum([len(column.outputs) for column in used])[:-1]
+        parts = zip(used, np.split(encoded, ends, axis=1), strict=True)
+        found = {column.name: column.decode(part) for column, part in parts}
         return [dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True)]
 
     def describe(self) -> str:
@@ -326,11 +310,11 @@ class Preprocessing:
 
 def _encoding(plain: Mapping[str, Any]) -> Encoding:
     """One column of `to_dict`, every value brought to the type of its field."""
-    if {*plain} != {field.name for field in fields(Encoding)} or plain["kind"] not in get_args(Kind):
-        raise UserError(f"a column with {', '.join(map(repr, plain))}")
     types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
     types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
     found = Encoding(**{field.name: types[str(field.type)](plain[field.name]) for field in fields(Encoding)})
+    if found.kind not in get_args(Kind):
+        raise UserError(f"column {found.name!r} of kind {found.kind!r}")
     if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
         raise UserError(f"column {found.name!r} is scaled by {found.scale}")
     return found
@@ -378,8 +362,6 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
         if not len(numbers) or (not gaps and bool((numbers == numbers[0]).all())):
             reason = f"constant: {numbers[0]:.6g} in every row" if len(numbers) else "empty"
             return Encoding(name, "left out", reason, gaps)
-        if np.isinf(numbers).any():
-            raise DataError("expected finite numbers, got infinity", column=name)
         notes += [large_numbers(name)] if float(np.abs(numbers).max()) > LARGE else []
         return Encoding(name, "boolean" if bool(np.isin(numbers, (0, 1)).all()) else "number", gaps=gaps)
     cells = _texts(values)
@@ -391,13 +373,11 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
         return Encoding(name, "left out", f"constant: {known[0]!r} in every row")
     if forced is None and len(counts) <= 2 and all(value.lower() in _TRUTH for value in counts):
         return Encoding(name, "boolean", gaps=gaps)
-    if forced != "category":
-        date = _as_date(name, list(counts), gaps, notes)
-        if date is not None:
-            return date
-        if forced == "date":
-            odd = next((cell for cell in counts if _days(cell, _ISO) is None), known[0])
-            raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
+    if forced != "category" and (date := _as_date(name, list(counts), gaps, notes)) is not None:
+        return date
+    if forced == "date":
+        odd = next((cell for cell in counts if _days(cell, _ISO) is None), known[0])
+        raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
     if forced is None and 2 * sum(bool(_AMOUNT.match(value)) for value in counts) > len(counts):
         notes.append(
             f"column {name!r} looks like numbers with a currency, percent or thousands sign, for example {known[0]!r}, "
@@ -421,23 +401,15 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
 
 def _as_date(name: str, values: Sequence[str], gaps: int, notes: list[str]) -> Encoding | None:
     """The column as dates, if one format reads all of its values."""
-    fitting: dict[str, list[float]] = {}
-    for format in _DATE_FORMATS if any(map(str.isdigit, values[0])) else ():
-        days: list[float] = []
-        for value in values:
-            day = _days(value, format)
-            if day is None:
-                break
-            days.append(day)
-        else:
-            fitting[format] = days
+    formats = _DATE_FORMATS if any(map(str.isdigit, values[0])) else ()
+    fitting = [format for format in formats if all(_days(value, format) is not None for value in values)]
     if not fitting:
         return None
-    format, days = next(iter(fitting.items()))
-    if {"%d/%m/%Y", "%m/%d/%Y"} <= fitting.keys():
+    if {"%d/%m/%Y", "%m/%d/%Y"} <= {*fitting}:
         notes.append(f"dates of column {name!r} were read as day/month/year; write them as 2024-03-31 if that is wrong")
+    days = [_days(value, fitting[0]) for value in values]
     if len(set(days)) == 1 and not gaps:
         return Encoding(name, "left out", f"constant: {values[0]!r} in every row")
-    parts = [np.unique(part).tolist() for part in _calendar(np.array(days))]
+    parts = [np.unique(part).tolist() for part in _calendar(np.array(days, dtype=np.float64))]
     months, weekdays = (tuple(part) if len(part) > 1 else () for part in parts)
-    return Encoding(name, "date", gaps=gaps, format=format, months=months, weekdays=weekdays)
+    return Encoding(name, "date", gaps=gaps, format=fitting[0], months=months, weekdays=weekdays)

@@ -1,15 +1,16 @@
 """Tables: named columns of numbers or texts, and the place of every cell, so that an error can name it.
 
-A table is read in two steps. Opening it shows the head (names, first row, which columns look like texts); with that the
-caller decides what each column is, and `Table.read` takes some columns as texts and every other one as numbers.
+A table is read in two steps. Opening it shows the head (names, first row, which columns look like texts). With that the
+caller decides what each column is, and `Table.read` reads some columns as texts and the others as numbers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DataError, require
+from difformer.data.errors import DataError, in_file, require
 from difformer.errors import did_you_mean
 
+Path_ = str | os.PathLike[str]
 Column = str | int
 Floats = NDArray[np.float64]
+Ids = Mapping[str, int]  # row of every id
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
 
 ID_NAMES = frozenset(
@@ -35,11 +38,11 @@ TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail",
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
 HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
-PARQUET_ENDINGS = (".parquet", ".pq")
 
-# Words that may mean: nothing here. Among numbers they do; among texts they are texts like any other.
+# Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
 GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
 
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 _WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
 _TRUTH = {"true": 1.0, "false": 0.0}
 
@@ -53,20 +56,50 @@ class Table:
     named: bool
     first: Sequence[str]  # the first row as text
     textual: Sequence[bool]  # whether most cells of each column, in a sample of rows, are not numbers
-    notes: Sequence[str] = ()  # what had to be guessed
-    source: Any = None  # where `read` takes the rows from
+    notes: Sequence[str] = ()  # what was guessed
+    source: Iterable[tuple[Sequence[int], Sequence[Any]]] = ()  # lines and columns of consecutive rows
+    decimal: str = ""  # the decimal sign of a text file
     cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
-    lines: Sequence[int] | None = None  # of the rows in a text file
+    lines: array[int] | None = None  # of the rows in a text file
     rows: int = 0
     trained: bool = False  # whether these are new rows for a model that was trained on numbers in the same columns
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers.
+        """Read all rows, once: columns in `text` as texts, those in `gaps` as numbers with gaps, others as numbers."""
+        text, gaps, parts, same = {*text}, {*gaps}, defaultdict[int, list[Any]](list), dict[str, str]()
+        for lines, columns in self.source:
+            if self.lines is not None:
+                self.lines.extend(lines)
+            refused: list[DataError] = []
+            for i, values in enumerate(columns):
+                try:
+                    if i in text:  # one copy of every text: names come again and again
+                        parts[i] += (same.setdefault(cell, cell) for cell in map(cell_text, values))
+                    else:
+                        parts[i].append(self._numbers(values, i, i in gaps))
+                except DataError as error:
+                    refused.append(error)
+            if refused:
+                raise min(refused, key=lambda error: error.line or error.row or 0)
+            self.rows += len(columns[0])
+        if not self.rows:
+            raise DataError("holds no rows", path=self.path)
+        self.cells = dict(parts)
+        for i in parts.keys() - text:
+            self.cells[i] = parts[i][0] if len(parts[i]) == 1 else np.concatenate(parts[i])
+        return self
 
-        Raises:
-            DataError: If a cell is not a number where one is expected; with file, line and column.
-        """
-        raise NotImplementedError
+    def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
+        """The numbers of the next rows of a column."""
+        try:
+            if has_numbers(values):
+                return np.asarray(values, dtype=np.float64)
+            if "_" in "".join(values):  # Python would read 1_000
+                raise ValueError
+            return np.fromiter(map(float, values), np.float64, len(values))
+        except (TypeError, ValueError):
+            cells = map(cell_text, values)
+            return np.array([self.number(cell, row, column, gap) for row, cell in enumerate(cells, self.rows)])
 
     @property
     def file(self) -> str:
@@ -82,6 +115,10 @@ class Table:
         hint = did_you_mean(str(column), self.names) if self.named else ""
         problem = f"has no column {column!r}; {hint}it has {self.listed()}"
         raise DataError(problem, path=self.path, argument=option)
+
+    def find_all(self, columns: Column | Sequence[Column], option: str) -> list[int]:
+        """Positions of one column or several: a text is one name, not its letters."""
+        return [self.find(c, option) for c in ([columns] if isinstance(columns, (str, int)) else columns)]
 
     def listed(self) -> str:
         """The columns, for errors."""
@@ -102,93 +139,79 @@ class Table:
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
     def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
-        """An error that says where in the file it is."""
+        """An error with its place in the file."""
         called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
         place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
         return DataError(problem, path=self.path, column=called, argument=argument, **place)
 
     @contextmanager
-    def locate(self, column: int) -> Iterator[None]:
-        """Errors that name a row alone name the file, its line and this column too."""
+    def locate(self, columns: Mapping[Column | None, int], rows: Sequence[int | None] | None = None) -> Iterator[None]:
+        """Add file, line and column to errors that give a row of `rows` (None: of the table) and a key of `columns`."""
         try:
-            yield
+            with in_file(self.path):
+                yield
         except DataError as error:
-            if error.path is not None or error.row is None:
+            if error.row is None or error.path != self.path or error.column not in columns:
                 raise
-            raise self.error(error.problem, error.row, column, error.argument) from error
+            row = error.row if rows is None else rows[error.row] or 0
+            raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
     def number(self, cell: str, row: int, column: int, gap: bool) -> float:
         """The number that a cell holds; NaN for a gap, if there may be one."""
         value = number(cell)
-        if value is not None:
-            return value
-        if gap and is_gap(cell):
-            return float("nan")
+        if value is not None or (gap and is_gap(cell)):
+            return float("nan") if value is None else value
+        hint, argument = "", None
         if not cell:
-            raise self.error(f"a number is missing here; fill it in, or {self._without}", row, column)
-        hint, argument = self._advice(cell, row, column, gap)
+            raise self.error("a number is missing here; fill it in, or leave the row out", row, column)
         if self.trained:
-            empty = ", or leave the cell empty" if gap else ""
-            hint, argument = f"; this column held numbers in training: write one, as in 1234.5{empty}", None
+            hint = "; this column held numbers in training: write one, as in 1234.5"
+            hint += ", or leave the cell empty" if gap else ""
+        elif self.decimal == "." and _THOUSANDS.match(cell):
+            hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
+            argument = "decimal"
+        elif self.decimal == "." and number(cell.replace(",", ".")) is not None:
+            hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
+        elif self.lines and self.lines[row] <= 2 and not self.named:
+            hint, argument = "; pass header=true if this row names the columns", "header"
+        elif gap:
+            name = self.names[column]
+            hint = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
-
-    @property
-    def _without(self) -> str:
-        return "leave the row out" if self.trained else "leave the row or the column out"
-
-    def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
-        """What to do about a cell that is not a number, and the argument that does it."""
-        return "", None
 
     def check_finite(self, gaps: Collection[int] = ()) -> None:
         """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
         for column, values in self.cells.items():
-            if isinstance(values, np.ndarray):
-                good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
-                good |= np.isnan(values) & (column in gaps)
-                if not good.all():
-                    row = int(np.argmin(good))
-                    gap = np.isnan(values[row])
-                    what = (
-                        "a number is missing here; fill it in"
-                        if gap
-                        else f"{values[row]} is too large a number; correct it"
-                    )
-                    raise self.error(f"{what}, or {self._without}", row, column)
-
-
-class MemoryTable(Table):
-    """A table in memory: named columns, each an array or a list of numbers, texts and None."""
-
-    @staticmethod
-    def of(path: str, columns: Sequence[tuple[str, Any]]) -> MemoryTable:
-        """The table of named columns."""
-        if not columns or not len(columns[0][1]):
-            raise DataError("holds no rows", path=path)
-        check_size(len(columns), "the table", "COLUMNS")
-        names, values = zip(*columns, strict=True)
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
-        if twice is not None:
-            raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
-        first, textual = [cell_text(column[0]) for column in values], [_is_textual(column) for column in values]
-        return MemoryTable(path, names, True, first, textual, source=values, rows=len(values[0]))
-
-    @staticmethod
-    def of_frame(frame: Any, path: str = "frame") -> MemoryTable:
-        """The columns of a pandas or polars frame."""
-        return MemoryTable.of(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
-
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> MemoryTable:
-        text, gaps = set(text), set(gaps)
-        for i, values in enumerate(self.source):
-            if i not in text and is_numeric(values):
-                self.cells[i] = np.asarray(values, dtype=np.float64)
+            if not isinstance(values, np.ndarray):
                 continue
-            cells = [cell_text(value) for value in values]
-            self.cells[i] = cells
-            if i not in text:
-                self.cells[i] = np.array([self.number(cell, row, i, i in gaps) for row, cell in enumerate(cells)])
-        return self
+            good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
+            good |= np.isnan(values) & (column in gaps)
+            if not good.all():
+                row = int(np.argmin(good))
+                problem = f"{values[row]} is too large a number; correct it"
+                problem = "a number is missing here; fill it in" if np.isnan(values[row]) else problem
+                raise self.error(f"{problem}, or leave the row out", row, column)
+
+
+def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
+    """The table of named columns, each an array or a list of numbers, texts and None."""
+    if not columns or not len(columns[0][1]):
+        raise DataError("holds no rows", path=path)
+    check_size(len(columns), "the table", "COLUMNS")
+    names, values = zip(*columns, strict=True)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
+    textual = []
+    for column in values:
+        known = [] if has_numbers(column) else [value for value in column if not is_missing(value)]
+        textual.append(any(isinstance(value, str) or number(cell_text(value)) is None for value in known))
+    return Table(path, names, True, [cell_text(column[0]) for column in values], textual, source=[((), values)])
+
+
+def frame_table(frame: Any, path: str = "frame") -> Table:
+    """The columns of a pandas or polars frame."""
+    return memory_table(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
 
 
 def is_pandas(value: Any) -> bool:
@@ -204,15 +227,9 @@ def frame_column(frame: Any, position: int) -> Any:
     return array
 
 
-def is_numeric(values: Any) -> bool:
-    """Whether an array holds numbers or truth values."""
+def has_numbers(values: Any) -> bool:
+    """Whether a column is an array of numbers or truth values."""
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
-
-
-def _is_textual(values: Any) -> bool:
-    if is_numeric(values):
-        return False
-    return any(isinstance(v, str) or number(cell_text(v)) is None for v in values if not is_missing(v))
 
 
 def cell_text(value: Any) -> str:
@@ -249,13 +266,18 @@ def names_ids(name: str) -> bool:
 
 
 def canonical_id(value: Any) -> str:
-    """The text by which a node is known: spaces trimmed, 7.0 the same as 7, since programs write whole numbers so."""
+    """The text by which a node is known: spaces trimmed, and 7.0, as programs write whole numbers, the same as 7."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value).strip()
     return str(int(float(text))) if _WHOLE.match(text) and len(text) < 16 else text
+
+
+def loose_id(name: Any) -> str:
+    """An id without blanks and case, for comparison."""
+    return "".join(canonical_id(name).split()).casefold()
 
 
 def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | None = None) -> dict[str, int]:
@@ -273,31 +295,43 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
     return index
 
 
-def loose_id(name: Any) -> str:
-    """An id without blanks and case, for comparison."""
-    return "".join(canonical_id(name).split()).casefold()
+def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
+    """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row, and add the `hint`."""
+    if ids is not None:
+        names = values if isinstance(values, list) else values.tolist()
+        found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
+        if -1 in found:
+            unknown = [row for row, place in enumerate(found) if place < 0]
+            row, plain = unknown[0], {loose_id(name): name for name in ids}
+            problem = f"no {what} is called {str(names[row])!r}; the {size} there are begin with "
+            problem += ", ".join(map(repr, list(ids)[:3])) + hint
+            if close := plain.get(loose_id(names[row])):
+                count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
+                problem = f"{count} ids that do not match differ in case or spaces only, for example "
+                problem += f"{str(names[row])!r} here and {close!r} in the features: make them the same"
+            raise DataError(problem, row=row)
+        return np.array(found, dtype=np.int64)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf":
+        cells = [number(str(value)) for value in array.tolist()]
+        if None in cells:
+            row = cells.index(None)
+            problem = f"{str(values[row])!r} is not the number of a row, and the {what}s have no ids{hint}"
+            raise DataError(problem, row=row, argument="ids")
+        array = np.array(cells, dtype=np.float64)
+    outside = ~((array >= 0) & (array < size))
+    wrong = outside | (array != np.floor(array))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        if not outside[row] or not np.isfinite(array[row]):
+            raise DataError(f"{array[row]} is not the number of a row", row=row)
+        count = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
+        problem = f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}{count}"
+        raise DataError(problem, row=row)
+    return array.astype(np.int64)
 
 
-def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | None]:
-    """A sentence on given ids that differ from known ones in case or spaces only; empty if there are none.
-
-    Where nearly all ids that do not match are of this kind, the position of the first one comes with it.
-    """
-    unknown = [i for i, name in enumerate(given) if canonical_id(name) not in ids]
-    plain = {loose_id(name): name for name in ids}
-    alike = [i for i in unknown if loose_id(given[i]) in plain]
-    if not alike:
-        return "", None
-    name, known = canonical_id(given[alike[0]]), plain[loose_id(given[alike[0]])]
-    how = "case" if name.casefold() == known.casefold() else "spaces"
-    said = (
-        f"{len(alike)} of the {len(unknown)} ids that do not match differ in {how} only, for example {name!r} here "
-        f"and {known!r} in the features: make them the same"
-    )
-    return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
-
-
-def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
+def open_parquet(path: Path_) -> Table:
     """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
     types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
@@ -317,11 +351,10 @@ def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
         if not hasattr(kind, "value_type"):
             said = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
             raise DataError(said, path=path, column=label)
-        width = len(values[0]) if len(values) and values[0] is not None else 0
-        for row, cells in enumerate(values):
-            if cells is None or len(cells) != width or not width:
-                got = "none" if cells is None else len(cells)
-                said = f"expected a list of {width} numbers as in row 0, got {got}"
+        widths = [0 if cells is None else len(cells) for cells in values]
+        for row, width in enumerate(widths):
+            if not width or width != widths[0]:
+                said = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
                 raise DataError(said, path=path, row=row, column=label)
-        columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(width)]
-    return MemoryTable.of(os.fspath(path), columns)
+        columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
+    return memory_table(os.fspath(path), columns)

@@ -1,4 +1,4 @@
-"""Labels as people write them, in files of their own or beside the features, turned into the targets of a task.
+"""Labels as users write them, in files of their own or beside the features, turned into the targets of a task.
 
     texts, or whole numbers          → multiclass: classes in order, each called by its text
     one column with fractions        → regression
@@ -6,9 +6,9 @@
     several columns of other numbers → regression with several targets
 
 Only a cell that is empty, None or NaN carries no label. Words such as ``none``, ``NA``, ``null`` or ``?`` are classes
-like any other text, and a note points them out; where all other labels are numbers they cannot be meant for classes and
-carry no label, and a note says so. -1 among classes carries no label, unless 1 is the only other one; a note says that
-too. ``missing=`` overrides the rule: it lists exactly the texts, beside the empty one, that mean no label.
+like any other text, and a note points them out; if all other labels are numbers, they mark unlabelled rows, and a note
+says so. -1 among classes marks unlabelled rows, unless 1 is the only other label; a note says that too. ``missing=``
+overrides the rule: it lists exactly the texts, beside the empty one, that mean no label.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -27,18 +27,22 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
+from difformer.data.own.features import ARRAY_ENDINGS, ROWS, Features, named_array, needed_array
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
+    Ids,
+    Path_,
     Table,
     Values,
     canonical_id,
+    frame_column,
     is_missing,
+    is_pandas,
     loose_id,
     names_ids,
-    near_misses,
+    positions,
 )
 from difformer.data.own.table import number as number_of
 from difformer.data.split import labelled
@@ -64,17 +68,75 @@ class Labels:
     rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
     places: Sequence[int] = ()  # positions of `columns` in the table
 
-    @contextmanager
-    def locate(self) -> Iterator[None]:
+    def locate(self) -> AbstractContextManager[None]:
         """Errors that name an instance and a column of labels name their place in the file instead."""
-        try:
-            with in_file(None if self.table else self.path):
-                yield
-        except DataError as error:
-            if self.table is None or error.row is None or not isinstance(error.column, int):
-                raise
-            row = error.row if self.rows is None else self.rows[error.row]
-            raise self.table.error(error.problem, row or 0, self.places[error.column - 1], error.argument) from error
+        if self.table is None:
+            return in_file(self.path)
+        return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
+
+
+def labels_beside(found: Features) -> tuple[Labels, Sequence[str]]:
+    """The labels in the file of the features, and its classes in order if it is a file of arrays that names them."""
+    if (table := found.table) is not None:
+        if not (at := found.roles.labels):
+            raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
+        return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at), ()
+    names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
+    if y is None:
+        problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
+        raise DataError(problem, path=found.path, argument="labels")
+    if isinstance(names, np.ndarray) and isinstance(y, np.ndarray) and names.ndim == 1 and y.dtype.kind not in "bf":
+        known = [canonical_id(name) for name in names.tolist()]
+        if len(set(known)) == len(known) and "" not in known:
+            if y.dtype.kind not in "iu":
+                classes = known
+            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
+                y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
+    return labels_from(y, None, found.x.shape[0], found.path), classes
+
+
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
+    """Labels of `size` rows from an object in memory, or from an array of the file `path`.
+
+    Labels and rows that come from pandas are matched by index.
+    """
+    with in_file(path):
+        columns, names = _label_cells(y, x, size)
+    names = names if path is None else tuple(str(i + 1) for i in range(len(columns)))
+    return Labels(columns, names, None if path is None else os.fspath(path))
+
+
+def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
+    """Columns of cells, and their names if they have names."""
+    if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
+    names: tuple[str, ...] = ()
+    if hasattr(y, "columns"):
+        names = tuple(str(label) for label in y.columns)
+        given: Any = [frame_column(y, i) for i in range(len(names))]
+    else:
+        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
+        if isinstance(array, (list, tuple)) and array and isinstance(array[0], ROWS):
+            array = np.asarray(array)
+        given = [array]
+        if isinstance(array, np.ndarray):
+            if array.ndim not in (1, 2):
+                shape = list(array.shape)
+                raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
+            given = [array] if array.ndim == 1 else list(array.T)
+    columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
+    if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
+        labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
+        place = {label: i for i, label in enumerate(labels)}
+        if len(place) != len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
+        if absent := place.keys() - set(rows):
+            raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
+        columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
+    if not columns or len(columns[0]) != size:
+        raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
+    return columns, names
 
 
 @dataclass(frozen=True)
@@ -113,20 +175,17 @@ def encode_targets(
         fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
         text = next((cell for cell, value in values.items() if value is None), None)
         if problem is None and fractions and text is not None:
-            raise DataError(
-                f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
-                f"missing={text} if it means no label, or problem=multiclass if all of them are names",
-                row=cells[0].index(text),
-                column=1,
-            )
+            said = f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
+            said += f"missing={text} if it means no label, or problem=multiclass if all of them are names"
+            raise DataError(said, row=cells[0].index(text), column=1)
         if problem == "regression" or (problem is None and fractions):
             found = _numbers(cells, (), "regression", unknown)
         else:
             found = _classes(cells[0], values, problem, class_names, missing is None, notes)
     else:
         if problem == "multiclass":
-            only = "name the one, or pass problem=multilabel"
-            raise DataError(f"labels: a class is one column, got {len(cells)}; {only}")
+            said = f"labels: a class is one column, got {len(cells)}"
+            raise DataError(f"{said}; name the one, or pass problem=multilabel")
         unsaid = {*unknown, "-1"} if missing is None else unknown
         other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
         other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
@@ -153,8 +212,8 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
     shown = ", ".join(f"{word!r} ({sum(column.count(word) for column in cells)} rows)" for word in doubtful)
     if others:
         return {"", *doubtful}, [f"labels {shown} were read as unlabelled, since all others are {others}"]
-    words_ = ",".join(doubtful)
-    return {""}, [f"labels {shown} were read as classes; pass missing={words_} if they mean that there is no label"]
+    how = f"pass missing={','.join(doubtful)} if they mean that there is no label"
+    return {""}, [f"labels {shown} were read as classes; {how}"]
 
 
 def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
@@ -195,11 +254,9 @@ def _classes(
     known = sum(cell in values for cell in cells)
     guess = problem is None and not class_names
     if guess and len(found) > max(MANY_CLASSES, known / 2):
-        raise DataError(
-            f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
-            f"quantities, problem=multiclass if they are classes, or name another column",
-            argument="problem",
-        )
+        said = f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
+        said += "quantities, problem=multiclass if they are classes, or name another column"
+        raise DataError(said, argument="problem")
     order = [str(name) for name in class_names] or found
     if strange := [cell for cell in found if cell not in order]:
         problem_ = f"label {strange[0]!r} is not among class_names {tuple(order)}"
@@ -207,9 +264,8 @@ def _classes(
     if len(order) < 2:
         said = "".join(f"; {note}" for note in notes)
         said += "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
-        raise DataError(
-            f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}{said}"
-        )
+        got = ", ".join(map(repr, order)) or "no label at all"
+        raise DataError(f"labels: expected at least two classes, found {got}{said}")
     if guess and len(found) > MANY_CLASSES and not texts:
         count = f"{len(found)} different whole numbers"
         notes.append(f"{count} were read as classes; pass problem=regression if they are quantities")
@@ -233,11 +289,11 @@ def _numbers(cells: list[list[str]], names: tuple[str, ...], problem: Problem, u
 
 
 def read_labels(
-    path: str | os.PathLike[str],
+    path: Path_,
     *,
     size: int,
-    ids: Mapping[str, int] | None = None,
-    columns: Sequence[Column] | None = None,
+    ids: Ids | None = None,
+    columns: Column | Sequence[Column] | None = None,
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
@@ -249,25 +305,22 @@ def read_labels(
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
     """
-    name = os.fspath(path)
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        with in_file(path):
-            cells, _ = label_cells(needed_array(path, "y", "x")[0], None, size)
-        return Labels(cells, tuple(str(i + 1) for i in range(len(cells))), name)
-    table = open_table(path, format, ids=ids, num_ids=1, keep_blank=True)
+        return labels_from(needed_array(path, "y", "x")[0], None, size, path)
+    table = open_table(path, format, role="labels", ids=ids)
     table.read(range(len(table.names)))
-    given = None if columns is None else [table.find(column, "label_columns") for column in columns]
+    given = None if columns is None else table.find_all(columns, "label_columns")
     at = _ids_at(table, size, ids, id_column, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)
     rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
     ordered = [["" if row is None else table.texts(i)[row] for row in rows] for i in chosen]
-    return Labels(ordered, tuple(table.names[i] for i in chosen), name, table, rows, chosen)
+    return Labels(ordered, tuple(table.names[i] for i in chosen), os.fspath(path), table, rows, chosen)
 
 
 def _ids_at(
-    table: Table, size: int, ids: Mapping[str, int] | None, id_column: Column | bool | None, labels: list[int] | None
+    table: Table, size: int, ids: Ids | None, id_column: Column | bool | None, labels: list[int] | None
 ) -> int | None:
     """Position of the column of ids; None where labels are in the order of the features."""
     if isinstance(id_column, bool):
@@ -307,39 +360,22 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
     raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
 
-def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None) -> list[int | None]:
+def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int | None]:
     """For every row of the features the row of the table that labels it."""
+    cells, hint = table.texts(at), ""
+    known = [number_of(cell) is not None if ids is None else canonical_id(cell) in ids for cell in cells[:2]]
+    if known == [False, True] and not table.named:
+        hint = "; pass header=true if this row names the columns"
+    elif ids is None:
+        hint = "; add a column of ids to the features (ids= names it) or, if labels are in the order of the rows, pass "
+        hint += "label_ids=false and label_columns= with that of the labels"
     row_of: list[int | None] = [None] * size
-
-    def position_of(cell: str) -> int:
-        name = canonical_id(cell)
-        if ids is not None:
-            return ids.get(name, -1)
-        # A number of thousands of digits is one that Python will not even read.
-        return int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
-
-    cells = table.texts(at)
-    for row, cell in enumerate(cells):
-        position = position_of(cell)
-        if position < 0:
-            there = f"rows go from 0 to {size - 1}"
-            if ids is not None:
-                close, nearly = near_misses(cells, ids)
-                if nearly is not None:
-                    raise table.error(close, nearly, at)
-                there = f"no row of the features has this id{'; ' * bool(close)}{close}"
-            if row == 0 and not table.named and len(cells) > 1 and position_of(cells[1]) >= 0:
-                there += "; pass header=true if this row names the columns"
-            elif ids is None and number_of(cell) is None:
-                there = (
-                    f"the features have no column of ids, their {there}; add one to them (ids= names it) or, if labels "
-                    f"are in the order of the rows, pass label_ids=false and label_columns= with that of the labels"
-                )
-            raise table.error(f"a label for {cell!r}, but {there}", row, at)
-        earlier = row_of[position]
-        if earlier is not None:
-            raise table.error(f"a second label for {cell!r}, the first is on {table.place(earlier)}", row, at)
-        row_of[position] = row
+    with table.locate({None: at}):
+        for row, place in enumerate(positions(cells, size, ids, what="row", hint=hint).tolist()):
+            if (first := row_of[place]) is not None:
+                problem = f"a second label for {cells[row]!r}, the first is on {table.place(first)}"
+                raise DataError(problem, row=row)
+            row_of[place] = row
     return row_of
 
 
@@ -351,25 +387,17 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
         return notes
     y = targets.y.numpy()[known]
     for name, values in columns:
-        how, count = "", len(known)
-        if targets.problem == "regression":
-            count *= _same_numbers(values, y, known)
-        else:
+        if targets.problem == "multiclass":
             how, count = _determined(values, y, known)
+        else:
+            x = values[known] if isinstance(values, np.ndarray) else np.zeros(1)
+            changing = not np.isnan(x).any() and np.ptp(x) > 0 and np.ptp(y) > 0
+            how, count = "", len(known) * bool(changing and abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
         if count:
             rows = f"all {count}" if count == len(known) else f"{count} of the {len(known)}"
-            notes.append(
-                f"{how}column {name!r} {DETERMINES} {rows} labelled rows; if it is a copy of the label, or "
-                f"is known only afterwards, pass drop={name}"
-            )
+            copy = f"if it is a copy of the label, or is known only afterwards, pass drop={name}"
+            notes.append(f"{how}column {name!r} {DETERMINES} {rows} labelled rows; {copy}")
     return notes
-
-
-def _same_numbers(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
-    x = values[known] if isinstance(values, np.ndarray) else np.zeros(1)
-    if np.isnan(x).any() or not np.ptp(x) or not np.ptp(y):
-        return False
-    return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
 
 
 def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:
@@ -405,16 +433,15 @@ def _odd_labels(targets: Targets) -> list[str]:
     often = [name for name, count in counts.items() if count > 1]
     alike: dict[str, list[str]] = {}
     for name in often:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    notes = [
-        "labels "
-        + " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
-        + " differ only in case or blanks and are classes apart; write them alike if they mean the same"
-        for group in [group for group in alike.values() if len(group) > 1][:5]
-    ]
+        alike.setdefault(loose_id(name), []).append(name)
+    notes = []
+    for group in [group for group in alike.values() if len(group) > 1][:5]:
+        shown = " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
+        how = "differ only in case or blanks and are separate classes; write them alike if they mean the same"
+        notes.append(f"labels {shown} {how}")
     for name in [name for name, count in counts.items() if count == 1 and often][:5]:
         near = difflib.get_close_matches(name, often, n=1, cutoff=0.7) if not name.replace(".", "").isdigit() else []
-        near = alike.get("".join(name.split()).casefold(), near)
+        near = alike.get(loose_id(name), near)
         hint = f"did you mean {near[0]!r}?" if near else "it cannot be both trained on and tested"
         notes.append(f"label {name!r} occurs once: {hint}")
     return notes
