@@ -158,8 +158,8 @@ class _Layer:
         del values
         for i in self.chunks():
             q = self.map_rows(z[i], self.weights[-1], self.biases[-1:], None, None, None)
-            rest = (_part(x, i) for x in (observed, source, mask, step))
-            self.finish(z[i], torch.mm(q, inner), q, sums, total[i], *rest, out[i])
+            r, kept = torch.mm(q, inner), (_part(observed, i), _part(source, i), _part(mask, i), _part(step, i))
+            self.finish(z[i], r, q, sums, total[i], *kept, out[i])
         return out, (step, total, inner, sums)
 
     def backward_in_chunks(
@@ -235,7 +235,7 @@ class _Layer:
         """Of the parameters, in their order; `found` and `more` hold sums over rows."""
         plan, (norm_weight, norm_bias, _, _, query_bias) = self.plan, found.unbind(0)
         value_bias, key_bias, *_ = more.unbind(0)
-        grads = (norm_weight, norm_bias) if self.norm[0] is not None else ()
+        grads: tuple[Tensor, ...] = (norm_weight, norm_bias) if self.norm[0] is not None else ()
         grads += (weights[-1], key_bias) if plan.tied else (weights[-1], query_bias, weights[-2], key_bias)
         return (*grads, weights[0], value_bias) if plan.transform else grads
 
