@@ -457,6 +457,21 @@ def test_programs_that_are_recorded_or_transformed_take_the_formula(edges, calls
     assert len(calls) == 4
 
 
+def test_kernels_that_cannot_be_compiled_are_not_used(calls, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(rows, "kernels", object())
+    monkeypatch.setattr(rows, "_run", fail)
+    rows._runs_on.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="cannot compile this package's kernels.*C compiler"):
+            model_of(16).to(DEVICE)(torch.randn(30, 4, device=DEVICE)).sum().backward()
+    finally:
+        rows._runs_on.cache_clear()
+    assert calls == []
+
+
 def test_few_launches_and_operations_per_layer(calls, monkeypatch):
     """The bounds are the point of the kernels; launches are counted, not made, so that no Triton is needed."""
     from torch.utils._python_dispatch import TorchDispatchMode

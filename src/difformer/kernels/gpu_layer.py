@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
 from difformer.kernels.layer_nodes import Plan
@@ -103,14 +104,14 @@ class _Layer:
         q = h[:, -width:]
         k = q if plan.tied else h[:, -2 * width : -width]
         if parts is None:
-            inner, sums = torch.mm(q, k.T), None
+            inner, sums = functional.linear(q, k), None
             launch_pairs("logistic_forward", inner, stats, T_ROW=stats.shape[1])
             r = torch.mm(inner, v)
         else:
             inner, sums = torch.mm(k.T, v), parts.sum(0)
             r = torch.mm(q, inner)
-        observed, out = self.observed(v), torch.empty_like(r)
-        step = self.space_for_step(v, observed)
+        observed = self.observed(v)
+        step, out = self.space_for_step(v, observed), torch.empty_like(r) if plan.pairs else r
         self.finish(z, r, q, sums, stats, observed, source, mask, step, out)
         return out, (step, stats, inner, sums, r if plan.pairs else None, weight, k, q, values)
 
@@ -124,19 +125,20 @@ class _Layer:
         mean = None if r is None else z.new_empty(n)
         self.pull_tail(grad, mask, step, r, stats, g, answers, mean, parts)
         if sums is None:
-            pairs = torch.mm(answers, v.T)
+            pairs = functional.linear(answers, v)
             launch_pairs("logistic_backward", pairs, inner, mean)
             q_grad, k_grad, v_grad = torch.mm(pairs, k), torch.mm(pairs.T, q), torch.mm(inner.T, answers)
         else:
-            inner_grad, q_grad = torch.mm(q.T, answers), torch.mm(answers, inner.T)
-            k_grad, v_grad = torch.mm(v, inner_grad.T), torch.mm(k, inner_grad)
+            inner_grad, q_grad = torch.mm(q.T, answers), functional.linear(answers, inner)
+            k_grad, v_grad = functional.linear(v, inner_grad), torch.mm(k, inner_grad)
         h_grad, earlier = z.new_empty(n, weight.shape[0]), q_grad if plan.tied else None
         self.pull_queries(q_grad, answers, q, stats, stats, sums, h_grad if earlier is None else earlier, parts)
         found, base = parts.sum(0), None if plan.transform else torch.empty_like(z)
+        pulled, given = self.pulled(g, answers), None if sums is None else found  # answers are used up
+        start = g if a else None
         self.pull_senders(
-            k_grad, v_grad, self.pulled(g), k, stats, None if sums is None else found, earlier, g if a else None,
-            a / self.scale, h_grad, base, parts, 5,
-        )  # fmt: skip
+            k_grad, v_grad, pulled, k, stats, given, earlier, start, a / self.scale, h_grad, base, parts, 5
+        )
         if base is not None:
             z_grad = base.addmm_(h_grad, weight)
         else:
@@ -158,8 +160,8 @@ class _Layer:
         del values
         for i in self.chunks():
             q = self.map_rows(z[i], self.weights[-1], self.biases[-1:], None, None, None)
-            rest = (_part(x, i) for x in (observed, source, mask, step))
-            self.finish(z[i], torch.mm(q, inner), q, sums, total[i], *rest, out[i])
+            r, kept = out[i], (_part(observed, i), _part(source, i), _part(mask, i), _part(step, i))
+            self.finish(z[i], torch.mm(q, inner, out=r), q, sums, total[i], *kept, r)
         return out, (step, total, inner, sums)
 
     def backward_in_chunks(
@@ -181,7 +183,8 @@ class _Layer:
                 torch.addmm(g[i], h_grad, self.weights[-1], beta=a / self.scale, out=z_grad[i])
             else:
                 torch.mm(h_grad, self.weights[-1], out=z_grad[i])
-        found, parts, pulled = parts.flatten(0, 1).sum(0), self.parts(2), self.pulled(g)
+        found, parts = parts.flatten(0, 1).sum(0), self.parts(2)
+        pulled = self.pulled(g, torch.empty_like(g))
         for i, part in zip(self.chunks(), parts, strict=True):
             norms, v = z.new_empty(z[i].shape[0], 1), torch.empty_like(grad[i]) if plan.transform else None
             h = self.map_rows(z[i], weight, biases, v, norms, None)
@@ -219,11 +222,11 @@ class _Layer:
             return v if self.plan.weights.observed else None
         return add_product(self.plan.matrix.rows, v, torch.empty_like(v), beta=0)
 
-    def pulled(self, g: Tensor) -> Some:
-        """Sᵀ times the gradient of the step."""
+    def pulled(self, g: Tensor, out: Tensor) -> Some:
+        """Sᵀ times the gradient of the step, in `out`."""
         if self.plan.matrix is None:
             return g if self.plan.weights.observed else None
-        return add_product(self.plan.matrix.columns, g, torch.empty_like(g), beta=0)
+        return add_product(self.plan.matrix.columns, g, out, beta=0)
 
     def space_for_step(self, like: Tensor, observed: Some) -> Some:
         """Where the step is kept, if what follows needs it: in place of the product with the graph."""
@@ -235,7 +238,7 @@ class _Layer:
         """Of the parameters, in their order; `found` and `more` hold sums over rows."""
         plan, (norm_weight, norm_bias, _, _, query_bias) = self.plan, found.unbind(0)
         value_bias, key_bias, *_ = more.unbind(0)
-        grads = (norm_weight, norm_bias) if self.norm[0] is not None else ()
+        grads: tuple[Tensor, ...] = (norm_weight, norm_bias) if self.norm[0] is not None else ()
         grads += (weights[-1], key_bias) if plan.tied else (weights[-1], query_bias, weights[-2], key_bias)
         return (*grads, weights[0], value_bias) if plan.transform else grads
 
@@ -243,7 +246,7 @@ class _Layer:
         self, z: Tensor, weight: Tensor, biases: Sequence[Tensor], v: Some, norms: Some, parts: Some
     ) -> Tensor:
         """``[n, blocks · c]`` with the unit rows of keys and queries; values go to `v`, Σ v and Σ k to `parts`."""
-        h, value = torch.mm(z, weight.T), None if v is None else biases[0]
+        h, value = functional.linear(z, weight), None if v is None else biases[0]
         units = len(biases) - (v is not None)
         given = (h, z, value, biases[-units], biases[-1], v, h, norms, parts)
         sizes = {"VALUES": int(v is not None), "UNITS": units, "NORM_ROW": 1 if norms is None else norms.shape[1]}
@@ -254,7 +257,7 @@ class _Layer:
         self, z: Tensor, r: Tensor, q: Tensor, sums: Some, total: Tensor, observed: Some, source: Some, mask: Some,
         step: Some, out: Tensor,
     ) -> None:  # fmt: skip
-        """From what the rows received, ``r [n, c]``, to the output, but for dropout of torch's generator."""
+        """From what the rows received, ``r [n, c]``, to `out`, which may be `r`; but for torch's dropout."""
         (a, b, c, s), (eps, relu, *_) = self.plan.weights, self.plan.tail
         given = (r, q, sums, total, observed, z if a else None, source, *self.norm, mask, step, out)
         numbers = (float(self.rows), self.floor, a, b, c, s, eps or 0.0)

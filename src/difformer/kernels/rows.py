@@ -14,6 +14,7 @@ and millions of rows, so there a block takes many rows at once.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,18 @@ def in_kernels(width: int, x: Tensor, *others: Tensor) -> bool:
     for y in others:
         if y.dtype is not torch.float32 or y.get_device() != place or not y.is_contiguous() or y.is_neg():
             return False
+    return _runs_on(place)
+
+
+@functools.cache
+def _runs_on(place: int) -> bool:
+    """Whether kernels can be compiled and run on a device; Triton needs a compiler of C, which slim images lack."""
+    x = torch.ones(1, 1, dtype=torch.float32, device=DEVICE if place < 0 else f"{DEVICE}:{place}")
+    try:
+        launch("unit_forward", x, 1, (x, *[None] * 5, x, None, None), (1.0,), VALUES=0, UNITS=1, NORM_ROW=1)
+    except Exception as error:
+        warnings.warn(f"Triton cannot compile this package's kernels, so that models are slower: {error}", stacklevel=2)
+        return False
     return True
 
 
@@ -92,7 +105,7 @@ def launch(
     _run(name, like, min(-(-n // block), PROGRAMS), tensors, (n, *numbers), constants)
 
 
-def launch_pairs(name: str, pairs: Tensor, *others: Tensor, **constants: Any) -> None:
+def launch_pairs(name: str, pairs: Tensor, *others: Tensor | None, **constants: Any) -> None:
     """Runs a kernel that takes one row of all pairs after the other."""
     constants["COLUMNS"] = COLUMNS
     _run(name, pairs, pairs.shape[0], (pairs, *others), (pairs.shape[0],), constants)
