@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,21 +165,16 @@ class DIFFormer(nn.Module):
             z = ACTIVATIONS[self.activation](z)
         return dropout(z, self.dropout, self.training)
 
-    def _advance_again(self, k: int, z: Tensor, source: Tensor, *, context: Context | None) -> Tensor:
-        """`advance`, of which only the states before and after are kept; the backward pass runs it again."""
-        same_masks = replay()
-
-        def work(z: Tensor, source: Tensor) -> Tensor:
-            with same_masks():
-                return self.advance(k, z, source, context=context)
-
-        return checkpoint(work, z, source, use_reentrant=False)
-
     def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
         """Z⁰, Z¹, …, Z^L, one after the other."""
-        advance = self._advance_again if self.checkpoint and torch.is_grad_enabled() else self.advance
         z = source = self.encode(x)
         yield z
+        again = self.checkpoint and torch.is_grad_enabled()  # the backward pass computes each layer again
+        advance = (
+            functools.partial(checkpoint, self.advance, use_reentrant=False, context_fn=replay)
+            if again
+            else self.advance
+        )
         for k, context in enumerate(contexts):
             z = advance(k, z, source, context=context)
             yield z
