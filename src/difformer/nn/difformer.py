@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
@@ -169,12 +169,10 @@ class DIFFormer(nn.Module):
         """Z⁰, Z¹, …, Z^L, one after the other."""
         z = source = self.encode(x)
         yield z
-        again = self.checkpoint and torch.is_grad_enabled()  # the backward pass computes each layer again
-        advance = (
-            functools.partial(checkpoint, self.advance, use_reentrant=False, context_fn=replay)
-            if again
-            else self.advance
-        )
+        advance: Callable[..., Tensor] = self.advance
+        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
+            same_masks = noop_context_fn if torch.compiler.is_compiling() else replay
+            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, context_fn=same_masks)
         for k, context in enumerate(contexts):
             z = advance(k, z, source, context=context)
             yield z
