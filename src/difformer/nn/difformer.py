@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
@@ -171,8 +171,8 @@ class DIFFormer(nn.Module):
         yield z
         advance: Callable[..., Tensor] = self.advance
         if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
-            same_masks = noop_context_fn if torch.compiler.is_compiling() else replay
-            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, context_fn=same_masks)
+            same_masks = {} if torch.compiler.is_compiling() else {"context_fn": replay}
+            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
         for k, context in enumerate(contexts):
             z = advance(k, z, source, context=context)
             yield z
