@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from difformer.nn.context import Context, Structure, as_structure, snapshots
 from difformer.nn.conv import DIFFormerConv, give_size, linear_map
 from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, explain_layer, strongest_pairs
+from difformer.nn.pretrained import Pretrained
 from difformer.nn.protocol import Batch, Edges, Features, Weight
 from difformer.sparse import SparseMatrix
 
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class DIFFormer(nn.Module):
+class DIFFormer(Pretrained):
     r"""Diffusion over latent and observed structure, each layer one Euler step.
 
     .. math::
@@ -322,26 +322,3 @@ class DIFFormer(nn.Module):
         finally:
             for module, training in modes:
                 module.training = training
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``config.json`` and ``model.safetensors``; see `difformer.nn.pretrained`."""
-        from difformer.nn.pretrained import save_pretrained
-
-        save_pretrained(self, folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-        """Reads what `save_pretrained` wrote, from a folder or, as ``"ORG/NAME"``, from the Hugging Face Hub.
-
-        Your own diffusivity has to be given again.
-        """
-        from difformer.nn.pretrained import load_pretrained
-
-        return load_pretrained(folder, cls, diffusivity=diffusivity)
-
-    @classmethod
-    def from_public_code(cls, state_dict: dict[str, Tensor], **options: Any) -> DIFFormer:
-        """A model from weights trained with the authors' public code; see `difformer.nn.pretrained`."""
-        from difformer.nn.pretrained import from_public_code
-
-        return from_public_code(state_dict, **options)
