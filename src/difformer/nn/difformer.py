@@ -17,13 +17,12 @@ from difformer.errors import UserError
 from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.fused import fused_layer, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
-from difformer.nn.checks import check_count, check_range
 from difformer.nn.context import Context, Structure, as_structure, snapshots
 from difformer.nn.conv import DIFFormerConv, give_size, linear_map
 from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, explain_layer, strongest_pairs
 from difformer.nn.pretrained import Pretrained
-from difformer.nn.protocol import Batch, Edges, Features, Weight
+from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,26 +50,30 @@ class DIFFormer(Pretrained):
         hidden_channels: Length of a state.
         out_channels: Outputs of an instance: classes, targets.
         num_layers: Diffusion steps L.
-        num_heads: Heads, averaged.
-        diffusivity: A name, a `Diffusivity`, or None for no latent propagation.
+        num_heads: Heads H, averaged.
+        diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
+            propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
         step_size: τ in (0, 1].
         source_weight: β; each step adds τβZ⁰, which holds deep models back from over-smoothing. The paper has 0.
         graph_weight: w in [0, 1] mixes: (1 - w) latent + w graph (total mass 1); a graph without edges gives each node
             its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
-        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``. No self-loops are added.
+        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`. No self-loops are added.
         transform: Whether values are Z W_V + b, or Z itself.
         norm: Whether there are LayerNorms, the input layer's included.
-        residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄.
+        residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
         activation: σ' after each layer's norm: None, ``"relu"``, ``"elu"``, ``"gelu"`` or ``"tanh"``.
-        dropout: After the input's ReLU and after each layer's norm and activation.
-        qk_norm: ``"row"``, ``"global"`` or ``"none"``.
-        tied_qk: Whether keys are the queries.
-        initialisation: ``"identity"`` starts values near Z and the input layer without a bias, so that deep models
-            train; ``"torch"`` leaves `nn.Linear` as it is.
+        dropout: Rate after the input's ReLU and after each layer's norm and activation.
+        qk_norm: ``"row"`` (unit rows, as the paper), ``"global"`` (one norm over nodes and heads of a graph) or
+            ``"none"``.
+        tied_qk: Whether keys are the queries, so that the exchange is symmetric. The theorems cover the step if, in
+            addition, W_Q is an isometry without bias, V = Z, states are of unit length and there is no graph.
+        initialisation: ``"identity"``: W_V is the identity plus a tenth of torch's initialisation, b_V and the input
+            layer's bias are 0, so that a deep stack begins as diffusion of the states themselves; ``"torch"``:
+            `nn.Linear` as it is.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
-        checkpoint: Whether layers are computed again in the backward pass, so that training keeps the states between
-            layers and nothing of the inside of a layer: less memory for about a third more time. Gradients are the
-            same, dropout included. It is not part of a saved model.
+        checkpoint: Whether layers are computed again in the backward pass, so that training keeps only the states
+            between layers: less memory for about a third more time. Gradients are the same, dropout included. It is
+            not part of a saved model.
 
     Example:
         >>> model = DIFFormer(16, 64, 3, diffusivity="sigmoid")
@@ -106,9 +109,8 @@ class DIFFormer(Pretrained):
         given = locals()
         self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
         self.checkpoint = self.config.pop("checkpoint")  # says how the model is computed, not what it is
-        for name in ("in_channels", "hidden_channels", "out_channels", "num_layers"):
-            if (name, given[name]) != ("in_channels", -1):
-                check_count(name, given[name], least=0 if name == "num_layers" else 1)
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_count("num_layers", num_layers, least=0)
         if activation is not None and activation not in ACTIVATIONS:
             raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         if not 0 <= dropout < 1:
@@ -130,7 +132,7 @@ class DIFFormer(Pretrained):
             nn.init.zeros_(self.input.bias)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters again, as a new model does."""
+        """Draws all parameters again."""
         for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
@@ -177,9 +179,7 @@ class DIFFormer(Pretrained):
             z = advance(k, z, source, context=context)
             yield z
 
-    def _prepare(
-        self, x: Features, edge_index: Edges | None, edge_weight: Weight, batch: Batch
-    ) -> tuple[Features, Structure]:
+    def _prepare(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> tuple[Features, Structure]:
         """Features ``[N, in_channels]`` and who sends to whom, checked."""
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
@@ -211,7 +211,7 @@ class DIFFormer(Pretrained):
     def embed(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -237,7 +237,7 @@ class DIFFormer(Pretrained):
     def forward(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -260,7 +260,7 @@ class DIFFormer(Pretrained):
         return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def trajectory(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one behind the other."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
@@ -270,7 +270,7 @@ class DIFFormer(Pretrained):
     def attention(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -297,7 +297,7 @@ class DIFFormer(Pretrained):
 
     @torch.no_grad()
     def energy(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> EnergyProfile:
         """Measured energy and effective rank of the states of every layer."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
@@ -305,7 +305,7 @@ class DIFFormer(Pretrained):
         return energy_profile(self._inspected(x, structure), diffusivity, structure)
 
     def explain(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> list[str]:
         """One line per layer: whether a fused kernel computes it or the formula, and why."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
