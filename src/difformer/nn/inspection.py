@@ -96,18 +96,18 @@ def strongest_pairs(
             raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
     everything = torch.arange(z.shape[0], device=z.device)
-    best = [z.new_empty(0), everything[:0], everything[:0]]  # weight, source, target
+    best = [everything[:0], everything[:0], z.new_empty(0)]  # source, target, weight
     for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
         for targets in nodes.split(block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)):
             weights = attention_matrix(q[targets], k[nodes], layer.diffusivity).mean(0)
             if not include_self:
                 weights = weights.masked_fill(targets.unsqueeze(1) == nodes, -torch.inf)
             value, place = weights.flatten().topk(min(top_k, weights.numel()))
-            found = (value, nodes[place % len(nodes)], targets[place // len(nodes)])
+            found = (nodes[place % len(nodes)], targets[place // len(nodes)], value)
             best = [torch.cat(pair) for pair in zip(best, found, strict=True)]
-            order = best[0].topk(min(top_k, best[0].numel())).indices
+            order = best[2].topk(min(top_k, best[2].numel())).indices
             best = [x[order] for x in best]
-    return StrongestPairs(*(x[best[0] > -torch.inf] for x in best))
+    return StrongestPairs(*(x[best[2] > -torch.inf] for x in best))
 
 
 @dataclass(frozen=True)
