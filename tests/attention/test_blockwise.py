@@ -18,7 +18,6 @@ diffusivities = pytest.mark.parametrize("diffusivity", ALL, ids=lambda x: getatt
 @pytest.mark.parametrize("batched", [False, True], ids=["one graph", "batch"])
 def test_tiles_of_any_size(monkeypatch, diffusivity, pairs, columns, batched):
     monkeypatch.setattr(tiles, "tile_budget", lambda device: pairs)
-    monkeypatch.setattr("difformer.attention.blockwise.tile_budget", lambda device: pairs)
     monkeypatch.setattr(tiles, "COLUMNS", columns)
     batch = torch.arange(45) // 11 if batched else None  # four graphs of 11 rows and one of one
     inputs = make_inputs(45, 2, 5, 4, shared=True)

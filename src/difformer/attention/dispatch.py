@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer._compat import constant_result, is_transformed
-from difformer.attention import blockwise, linear, monomials, pair_operator, polynomial, reference
+from difformer.attention import linear, monomials, pair_operator, polynomial, reference, tiles
 from difformer.attention.polynomial import Bounds, bounds, degree_for
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
@@ -297,7 +297,7 @@ def _run(
                 f"and {v.shape[-1]} channels{'' if segments is None else ' and a batch'}: try backend='auto'"
             )
         return softmax_attention(q, k, v, slope_of(key))
-    return blockwise.propagate(q, k, v, key, segments)
+    return tiles.propagate(q, k, v, key, segments)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
@@ -322,7 +322,7 @@ def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | 
     polynomial.check_norms(q=q, k=k)
     large = (segments.sizes > pay).nonzero().squeeze(1).tolist()
     if not large:
-        return blockwise.propagate(q, k, v, key, segments)
+        return tiles.propagate(q, k, v, key, segments)
     order, outs = [], []
     for graph in large:
         rows = (segments.batch == graph).nonzero().squeeze(1)
@@ -331,7 +331,7 @@ def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | 
     rows = (segments.sizes[segments.batch] <= pay).nonzero().squeeze(1)
     if rows.numel():
         few = Segments(segments.batch[rows], segments.num_graphs)
-        outs.append(blockwise.propagate(q[rows], k[rows], v[rows], key, few))
+        outs.append(tiles.propagate(q[rows], k[rows], v[rows], key, few))
         order.append(rows)
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import form_of, working_dtype
-from difformer.attention.segments import Segments, blocks, by_head
+from difformer.attention.segments import Segments, blocks
 from difformer.shortcut import row_operator
 
 CPU_PART = 1 << 20  # elements of q that are worked on at a time
@@ -154,14 +154,10 @@ def _forward(
     """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M, κ and ν."""
     out, total, *kept = _results(q, k, v, layout)
     for block in blocks(layout, shapes, q.shape[0]):
-        inputs = (block.take(q), block.take(k, zero=True), block.take(v, zero=True))
-        state = kept if layout is None else _state(q, v, inputs[0].shape[0])
-        room = block.room(out), block.room(total)
-        for q_h, k_h, v_h, out_h, total_h, *sums in by_head(*inputs, *room, *state):
+        state = kept if layout is None else _state(q, v, q.shape[0] * block.rows.shape[0])
+        for _, (k_h, v_h, q_h, out_h, total_h, *sums) in block.pieces((k, v, q), (out, total), state, zeroed=2):
             sum_keys(k_h, v_h, *sums)
             answer_queries(q_h, block.count(q_h), out_h, total_h, *sums)
-        block.put(out, room[0])
-        block.put(total, room[1])
     outer, keys, values = kept
     return out, total, outer, keys, values
 
@@ -180,18 +176,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = [torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v)]
     for block in blocks(layout, shapes, q.shape[0]):
-        alone = (block.take(x, zero=True) for x in (grad, k, v))  # zero at padding, so that they may be summed
-        rows = [*alone, block.take(q), block.take(total)]
-        state = [outer, keys, values] if layout is None else _state(q, v, rows[0].shape[0])
-        room = [block.room(x) for x in grads]
-        for head, (g_h, k_h, v_h, q_h, total_h, *found) in enumerate(by_head(*rows, *state, *room)):
-            sums, (q_grad, k_grad, v_grad) = found[:3], found[3:]
+        state = [outer, keys, values] if layout is None else _state(q, v, q.shape[0] * block.rows.shape[0])
+        # Zero at padding, so that they may be summed: the gradient, keys and values.
+        for head, (g_h, k_h, v_h, q_h, r_h, q_grad, k_grad, v_grad, *sums) in block.pieces(
+            (grad, k, v, q, total), grads, state, zeroed=3
+        ):
             if layout is not None:
                 sum_keys(k_h, v_h, *sums)
-            pulled = query_gradients(g_h, q_h, total_h, block.count(q_h), q_grad, *sums)
+            pulled = query_gradients(g_h, q_h, r_h, block.count(q_h), q_grad, *sums)
             key_gradients(k_h, v_h, pulled, k_grad, v_grad, add=head > 0 and v.shape[2] == 1)
-        for x, result in zip(grads, room, strict=True):
-            block.put(x, result)
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
 
 

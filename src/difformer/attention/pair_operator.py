@@ -124,7 +124,7 @@ def serves(form: str, device: torch.device, dtype: torch.dtype, width: int) -> b
 
 
 def pays(dtype: torch.dtype, batched: bool) -> bool:
-    """Whether the kernels are quicker than the tiles of `difformer.attention.blockwise`, where they serve.
+    """Whether the kernels are quicker than the tiles of `difformer.attention.tiles`, where they serve.
 
     In low precision they are, and for batches, whose tiles are small. One graph of float32 is not theirs: Triton's
     products by the rules of IEEE are slower than torch's. On an H200, 19,717 rows of 64, an answer and its gradients

@@ -1,9 +1,8 @@
 """Segments: several graphs in one set of rows, kept apart.
 
-All-pair propagation over a batch must never let one graph see another. Graphs of like size are laid side by side into
-blocks ``[graphs, nodes]``, so that each block is one batched matrix product. Where a graph is shorter than its block,
-its own first row is repeated: what stands there is masked, and never comes from another graph. The layout is worked
-out once and serves every layer.
+All-pair propagation over a batch must never let one graph see another. Graphs of similar size are laid side by side
+into blocks ``[graphs, nodes]``, so that each block is one batched matrix product. If a graph is shorter than its block,
+its own first row is repeated and masked: nothing comes from another graph. The layout is computed once for all layers.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from difformer.shortcut import is_eager
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of like size side by side; or, without `rows`, all rows as they lie.
+    """Graphs of similar size side by side; or, without `rows`, all rows as they are.
 
     Args:
-        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; where there is padding, the first
-            row of the same graph.
+        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; at padding, the first row of the
+            same graph.
         sizes: ``[graphs]`` int64: rows of each graph.
         order: Rows that are no padding.
-        place: Their places in the block; None where no place is padding.
-        runs: Of the tensors ``[runs, N, …]`` that `take`, `room` and `put` are given.
+        place: Their places in the block; None if no place is padding.
+        runs: Of the tensors ``[runs, N, …]`` that `take`, `room`, `put` and `pieces` are given.
     """
 
-    rows: Tensor = None  # type: ignore[assignment]  # all rows as they lie
+    rows: Tensor = None  # type: ignore[assignment]  # all rows as they are
     sizes: Tensor = None  # type: ignore[assignment]
     order: Tensor = None  # type: ignore[assignment]
     place: Tensor | None = None
@@ -48,14 +47,9 @@ class Block:
         """``[graphs, nodes]`` bool: True where a place holds a row of its own."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.sizes.unsqueeze(1)
 
-    def pad(self, x: Tensor) -> Tensor:
-        """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
-        taken = x[self.rows]
-        return taken if self.full else taken.masked_fill(~self.mask.view(*self.rows.shape, *[1] * (x.dim() - 1)), 0)
-
     @property
     def padding(self) -> Tensor | None:
-        """``[runs × graphs, nodes]`` bool: True where there is no row; None where there is one everywhere."""
+        """``[runs × graphs, nodes]`` bool: True where there is no row; None if there is one everywhere."""
         return None if self.full else ~self.mask.repeat(self.runs, 1)
 
     def count(self, keys: Tensor) -> Tensor | int:
@@ -63,8 +57,12 @@ class Block:
         # A traced program has sizes that are tensors.
         return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
 
+    def pad(self, x: Tensor) -> Tensor:
+        """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
+        return self.take(x.unsqueeze(0), zero=True)
+
     def take(self, x: Tensor, *, zero: bool = False) -> Tensor:
-        """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``, with `zero` in place of padding."""
+        """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``; with `zero`, zero at padding."""
         if self.rows is None:
             return x
         taken = x.index_select(1, self.rows.flatten()).view(-1, self.rows.shape[1], *x.shape[2:])
@@ -84,6 +82,19 @@ class Block:
         flat = result.view(x.shape[0], self.rows.numel(), *x.shape[2:])
         x.index_copy_(1, self.order, flat if self.place is None else flat.index_select(1, self.place))
 
+    def pieces(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], state: Sequence[Tensor] = (), *, zeroed: int = 0
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """For each head its number and views ``[problems, n, …]`` of `inputs`, of room for `outputs` and of `state`.
+
+        The first `zeroed` inputs are zero at padding. After the last head the results are put into `outputs`.
+        """
+        taken = [self.take(x, zero=at < zeroed) for at, x in enumerate(inputs)]
+        room = [self.room(x) for x in outputs]
+        yield from enumerate(by_head(*taken, *room, *state))
+        for x, result in zip(outputs, room, strict=True):
+            self.put(x, result)
+
 
 def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Iterator[Block]:
     """The blocks of `Segments.layout` and its flat `shapes`, as compiled operators take them, or the whole graph."""
@@ -91,20 +102,9 @@ def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Itera
         yield Block()
         return
     counts = list(zip(shapes[0::3], shapes[1::3], shapes[2::3], strict=True))
-    total = sum(real for _, _, real in counts)
-    sizes = (sum(graphs * nodes for graphs, nodes, _ in counts), total, total, sum(graphs for graphs, _, _ in counts))
-    rows, order, place, lengths = layout.split(sizes)
-    at, start, graph = 0, 0, 0
-    for graphs, nodes, real in counts:
-        places = None if real == graphs * nodes else place[start : start + real] - at
-        yield Block(
-            rows[at : at + graphs * nodes].view(graphs, nodes),
-            lengths[graph : graph + graphs],
-            order[start : start + real],
-            places,
-            runs,
-        )
-        at, start, graph = at + graphs * nodes, start + real, graph + graphs
+    parts = iter(layout.split([size for g, n, real in counts for size in (g * n, real, real, g)]))
+    for (graphs, nodes, real), rows, order, place, sizes in zip(counts, parts, parts, parts, parts, strict=True):
+        yield Block(rows.view(graphs, nodes), sizes, order, None if real == graphs * nodes else place, runs)
 
 
 def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -145,17 +145,16 @@ class Segments:
 
     Args:
         batch: ``[N]`` int64, the graph of each row, in any order; numbers without a row are allowed.
-        num_graphs: How many graphs there are; worked out where it is left out.
+        num_graphs: How many graphs there are; None for as many as `batch` names.
 
     Attributes:
         batch: ``[N]`` int64, as given.
         sizes: ``[num_graphs]`` int64, rows of each graph.
-        by_graph: ``[N]``: the rows, graph behind graph.
-        rows: Which row stands at each place of the blocks, one block behind the other.
+        by_graph: ``[N]``: the rows, graph after graph.
+        rows: Which row stands at each place of the blocks, block after block.
         order: ``[N]``: the same without padding.
         place: ``[N]``: where each entry of `order` stands among `rows`.
-        lengths: Rows of each graph, in the order of the blocks.
-        layout: The last four one behind the other: compiled operators take tensors, not objects.
+        layout: `rows`, `order`, `place` and sizes of each block: compiled operators take tensors, not objects.
         shapes: For each block its graphs, its nodes and its places that are no padding.
         largest: Rows of the largest graph.
 
@@ -196,19 +195,22 @@ class Segments:
         self.rows = by_graph[position.to(device)]
         self.place = real.nonzero().squeeze(1).to(device)
         self.order = self.rows[self.place]
-        self.lengths = lengths.to(device)
-        self.layout = torch.cat([self.rows, self.order, self.place, self.lengths])
+        places, kept, each = [g * n for g, n, _ in shapes], [real for _, _, real in shapes], [g for g, _, _ in shapes]
+        starts = torch.tensor([0, *places[:-1]]).cumsum(0).tolist()
+        within_block = [part - start for part, start in zip(self.place.split(kept), starts, strict=False)]
+        parts = (self.rows.split(places), self.order.split(kept), within_block, lengths.to(device).split(each))
+        self.layout = torch.cat([self.rows[:0], *(part for block in zip(*parts, strict=True) for part in block)])
         self.shapes = tuple(shapes)
         self.largest = shapes[-1][1] if shapes else 0
 
     @functools.cached_property
     def place_by_graph(self) -> Tensor:
-        """``[N]``: where each row stands in `by_graph`."""
+        """``[N]``: the place of each row in `by_graph`."""
         return torch.argsort(self.by_graph)
 
     @functools.cached_property
     def ranges(self) -> Tensor:
-        """``[3, N]`` int32, rows taken graph behind graph: where a row's graph begins, where it ends, which it is."""
+        """``[3, N]`` int32, rows taken graph after graph: where a row's graph begins, where it ends, which it is."""
         graph = self.batch[self.by_graph]
         end = self.sizes.cumsum(0)
         return torch.stack([(end - self.sizes)[graph], end[graph], graph]).int()
@@ -224,7 +226,7 @@ class Segments:
         return tuple(blocks(*self.packed))
 
     def gather(self, parts: list[Tensor]) -> Tensor:
-        """Padded results ``[graphs, nodes, …]``, one a block, back to rows ``[N, …]``."""
+        """Padded results ``[graphs, nodes, …]``, one per block, back to rows ``[N, …]``."""
         flat = torch.cat([part.flatten(0, 1) for part in parts])
         return flat.new_zeros(self.batch.numel(), *flat.shape[1:]).index_copy(0, self.order, flat[self.place])
 
@@ -240,29 +242,19 @@ class Segments:
 
 def _cut(lengths: Tensor, policy: Policy) -> list[tuple[int, int, int]]:
     """Ascending sizes cut into blocks: graphs, nodes and real places of each."""
-    sizes, counts = torch.unique_consecutive(lengths, return_counts=True)
     blocks: list[tuple[int, int, int]] = []
-    graphs, real, smallest, nodes = 0, 0, 0, 0
-
-    def close() -> None:
-        nonlocal graphs, real
-        if graphs:
-            blocks.append((graphs, nodes, real))
-        graphs, real = 0, 0
-
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        if graphs and (size > policy.stretch * smallest or graphs * nodes**2 >= policy.enough):
-            close()
+    smallest = 0  # graph of the last block
+    for size, count in zip(*(x.tolist() for x in torch.unique_consecutive(lengths, return_counts=True)), strict=True):
+        graphs, nodes, real = blocks[-1] if blocks else (0, 0, 0)
+        begins = not blocks or size > policy.stretch * smallest or graphs * nodes**2 >= policy.enough
         while count:
-            if not graphs:
-                smallest = size
-            room = max(policy.most // size**2, 1) - graphs
-            if room <= 0:
-                close()
-                continue
-            taken = min(count, room)
-            graphs, real, nodes, count = graphs + taken, real + taken * size, size, count - taken
-    close()
+            most = max(policy.most // size**2, 1)
+            if begins or graphs >= most:
+                blocks.append((0, 0, 0))
+                (graphs, _, real), smallest, begins = blocks[-1], size, False
+            taken = min(count, most - graphs)
+            graphs, real, count = graphs + taken, real + taken * size, count - taken
+            blocks[-1] = (graphs, size, real)
     return blocks
 
 
@@ -270,7 +262,7 @@ _SEGMENTS: ResultCache[Segments] = ResultCache()
 
 
 def as_segments(batch: Tensor | Segments | None) -> Segments | None:
-    """A batch vector as `Segments`, laid out once per tensor; None (one graph) and ready ones pass through."""
+    """A batch vector as `Segments`, computed once per tensor; None (one graph) and `Segments` pass through."""
     if not isinstance(batch, Tensor):
         return batch
     if not is_eager(batch) or batch.is_inference():

@@ -29,7 +29,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from difformer.attention import blockwise, polynomial
+from difformer.attention import polynomial, tiles
 from difformer.attention.monomials import evaluate, moments
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
@@ -163,7 +163,7 @@ class Pairs:
     def _whole(self, q: Tensor) -> Tensor:
         keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
         key = score_key(self.diffusivity, q.shape[-1])
-        out = blockwise.propagate(q, torch.cat(keys), torch.cat(values), key)
+        out = tiles.propagate(q, torch.cat(keys), torch.cat(values), key)
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny) if self.weighted else out
 
     def _streamed(self, q: Tensor) -> Tensor:
