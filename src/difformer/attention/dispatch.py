@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer._compat import constant_result, is_transformed
-from difformer.attention import linear, monomials, pair_operator, polynomial, reference, tiles
+from difformer.attention import linear, pair_operator, polynomial, reference, tiles
 from difformer.attention.polynomial import Bounds, bounds, degree_for
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
@@ -73,10 +73,10 @@ class Choice:
 
 def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
     """The sums of a graph, their weights and gradients, and the monomials held at a time."""
-    degrees = monomials.degrees_of(found)
-    part = monomials.CPU_PART if s.device.type == "cpu" else monomials.GPU_PART
-    held = max(part, 64 * monomials.count(s.d, max(max(degrees) - 1, 1)))
-    return 4 * (4 * s.heads * monomials.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
+    degrees = polynomial.degrees_of(found)
+    part = polynomial.CPU_PART if s.device.type == "cpu" else polynomial.GPU_PART
+    held = max(part, 64 * polynomial.count(s.d, max(max(degrees) - 1, 1)))
+    return 4 * (4 * s.heads * polynomial.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
 
 
 @constant_result
@@ -340,7 +340,7 @@ def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> 
     """Monomials grow quickly with degree and channels: minutes where pairs take a second are not silent."""
     if torch.compiler.is_compiling():
         return
-    sums = q.shape[0] * q.shape[1] * monomials.total_count(q.shape[-1], monomials.degrees_of(powers)) * v.shape[-1]
+    sums = q.shape[0] * q.shape[1] * polynomial.total_count(q.shape[-1], polynomial.degrees_of(powers)) * v.shape[-1]
     if pay > MUCH_DEARER * q.shape[0] and sums > MANY_SUMS:
         warnings.warn(
             f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "

@@ -46,14 +46,14 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(p, p + step), slice(i, i + rows)
 
 
-def add_outer(to: Tensor, a: Tensor, b: Tensor) -> None:
+def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
     """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
 
     On a GPU a product of two tall matrices would be left to one of its processors for each problem: the rows are cut
     into slices, whose products are worked out side by side.
     """
     problems, n, _ = a.shape
-    slices = min(GPU_SLICES // max(problems, 1), n // SMALLEST_SLICE) if a.is_cuda else 1
+    slices = min(most // max(problems, 1), n // smallest) if a.is_cuda else 1
     if slices < 2:
         to.baddbmm_(a.mT, b)
         return

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from difformer.attention import polynomial, tiles
-from difformer.attention.monomials import evaluate, moments
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
 from difformer.attention.tiles import Sums as RunningSums
@@ -115,7 +114,7 @@ class Moments(FixedSize):
     def answer(self, q: Tensor) -> Tensor:
         polynomial.check_norms(q=q)
         state = self.sums.to(working_dtype(q.dtype))
-        sums = evaluate(q.to(state.dtype), state, self.powers)
+        sums = polynomial.evaluate(q.to(state.dtype), state, self.powers)
         # The first monomial is 1, where there is a constant: its last column counts the rows.
         count = state[:, 0, -1:].detach() if self.powers[0] != 0 else torch.ones_like(state[:, 0, -1:])
         return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
@@ -243,7 +242,7 @@ def summarise(
         both = torch.cat([v, v.new_ones(*v.shape[:2], 1)], -1)
         both = both if weight is None else both * weight.to(wide).view(-1, 1, 1)
         powers = polynomial.expand(key, tol)
-        return Moments(moments(k, both, powers), powers)
+        return Moments(polynomial.moments(k, both, powers), powers)
     if weight is not None and not weight.requires_grad and bool((weight == 0).any()):
         there = weight > 0  # a sender without weight must not be the largest score of a row
         k, v, weight = k[there], v[there], weight[there]
