@@ -143,7 +143,7 @@ def test_second_derivatives_say_where_to_get_them():
         (lambda q, k, v: (q, k, v, {"batch": torch.zeros(4, dtype=torch.long)}), "batch names 4 rows, but q has 9"),
         (lambda q, k, v: (q, k, v, {"batch": torch.zeros(9)}), "batch must be a one-dimensional integer tensor"),
         (lambda q, k, v: (q, k, v, {"batch": torch.full((9,), -1)}), "graph numbers from 0, got -1"),
-        (lambda q, k, v: (q, k, v, {"backend": "linear"}), "'linear' serves .* not 'sigmoid'"),
+        (lambda q, k, v: (q, k, v, {"backend": "linear"}), "'linear' is for .* not 'sigmoid'"),
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(change, complaint):

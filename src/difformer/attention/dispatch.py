@@ -1,8 +1,8 @@
 """One call for all-pair propagation: which operator answers, and why.
 
-Exact unless a tolerance allows otherwise. Diffusivities that are sums take their sums. For all others N² pairs are
-worked out, in O(N) memory, by the quickest operator that serves the device; with a tolerance and enough rows, N times F
-monomials cost less, and are chosen if they fit into the memory that is free. No choice needs memory quadratic in N.
+Exact unless a tolerance allows otherwise. Diffusivities that are sums use their sums. For all others N² pairs are
+computed, in O(N) memory, by the fastest operator for the device; with a tolerance and enough rows, N times F monomials
+cost less, and are chosen if they fit into free memory. No choice needs memory quadratic in N.
 """
 
 from __future__ import annotations
@@ -27,41 +27,29 @@ from difformer.free_memory import free_bytes
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
-# How much quicker than the sums of monomials, which are float32, a GPU works out pairs in low precision.
-LOW_PRECISION_GAIN = 8
-# Times the cost of pairs, and additions: beyond both a user is told. Tens of seconds for what takes less than one.
-MUCH_DEARER, MANY_SUMS = 100, 2e10
-LONGEST_SOFTMAX_ROW = 512  # bytes: longer rows have no kernel of torch that leaves the pairs out of memory
+LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU, relative to sums of monomials, which are float32
+MUCH_DEARER, MANY_SUMS = 100, 2e10  # times the cost of pairs, and additions: a user is warned beyond both
+LONGEST_SOFTMAX_ROW = 512  # bytes: for longer rows torch has no kernel that keeps the pairs out of memory
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a choice depends on: rows of the largest graph, channels of q and of v, heads, device and type.
+    """What a choice depends on."""
 
-    `batched` says whether there are several graphs, `pairwise` whether they are so small that pairs cost less than
-    sums, `transformed` whether the call is inside `torch.vmap` or `torch.func.grad`.
-    """
-
-    n: int
-    d: int
-    c: int
+    n: int  # rows of the largest graph
+    d: int  # channels of q
+    c: int  # channels of v
     heads: int
     device: torch.device
     dtype: torch.dtype
-    batched: bool = False
-    pairwise: bool = False
-    transformed: bool = False
+    batched: bool = False  # whether there are several graphs
+    pairwise: bool = False  # whether they are so small that pairs cost less than sums
+    transformed: bool = False  # whether the call is inside `torch.vmap` or `torch.func.grad`
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An operator and the reason for it.
-
-    Args:
-        backend: Its name.
-        reason: Why it, in words.
-        bounds: Largest relative errors of g and g', where it is not exact.
-    """
+    """An operator by its name, the reason for it in words, and error bounds of g and g' if it is not exact."""
 
     backend: str
     reason: str
@@ -98,8 +86,7 @@ def _bounds(key: str, tol: float) -> Bounds:
 def softmax_serves(s: Situation, form: str) -> bool:
     """Whether torch's own attention answers without all pairs in memory: exponentials of one graph on a CUDA device.
 
-    Row-normalised e^(a x + b) is the softmax of a x. On an H200, 19,717 rows of 64 in float32 take 15 ms against 17 by
-    tiles.
+    On an H200, 19,717 rows of 64 channels in float32 take 15 ms, by tiles 17.
     """
     known = s.device.type == "cuda" and s.dtype in (torch.float32, torch.bfloat16, torch.float16)
     fits = max(s.d, s.c) * s.dtype.itemsize <= LONGEST_SOFTMAX_ROW
@@ -158,11 +145,9 @@ def explain(
         n: Rows.
         d: Channels of q and k.
         diffusivity: A name or a `Diffusivity`.
-        channels: Channels of v; left out, d.
-        heads: Heads.
-        device: Where the rows are.
-        dtype: In which precision.
-        tol: Relative error allowed in g; None asks for the exact sums.
+        channels: Channels of v; None for d.
+        heads, device, dtype: Of q.
+        tol: Relative error allowed in g; None for exact sums.
 
     Example:
         >>> print(explain(1_000_000, 64, diffusivity="simple"))
@@ -190,20 +175,18 @@ def propagate(
         k: Keys, the shape of `q`.
         v: Values, ``[N, H, c]``, ``[N, 1, c]`` (shared by the heads) or ``[N, c]``.
         diffusivity: A name or a `Diffusivity`; ``"identity"`` returns the values.
-        batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` worked out before
-            save the sorting.
+        batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` save the sorting.
         backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
             constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"softmax"``
             (exponentials of one graph, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
-        tol: Relative error allowed in g. None asks ``"auto"`` for the exact sums, and stands for 1e-3 where the backend
-            is ``"polynomial"``.
+        tol: Relative error allowed in g. None means exact sums for ``"auto"``, and 1e-3 for ``"polynomial"``.
         weight: ``[N]`` non-negative w: how often each row counts as a sender; None for once.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
 
     Raises:
-        ValueError: If shapes do not fit, or the backend does not serve what it is given.
+        ValueError: If shapes do not fit, or the backend does not support what it is given.
     """
     _check(q, k, v, backend, weight)
     if q.dim() == 2:
@@ -231,7 +214,11 @@ def propagate(
     with torch.autocast(q.device.type, enabled=False):
         if weight is not None:
             return summarise(k, v, key, weight).answer(q)
-        situation = _situation(q, v, segments)
+        several, (_, heads, d), c = segments is not None, q.shape, v.shape[-1]
+        rows = q.shape[0] if segments is None else segments.largest
+        pairwise = segments is not None and pairs_are_cheaper(q, v, segments)
+        transformed = not torch.compiler.is_compiling() and is_transformed(q)
+        situation = Situation(rows, d, c, heads, q.device, q.dtype, several, pairwise, transformed)
         if backend == "auto":
             backend = choose(situation, key, tol).backend
             if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
@@ -247,29 +234,8 @@ def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
     return pairs * (d + c) < 2 * rows * d * c
 
 
-def _situation(q: Tensor, v: Tensor, segments: Segments | None) -> Situation:
-    return Situation(
-        n=q.shape[0] if segments is None else segments.largest,
-        d=q.shape[-1],
-        c=v.shape[-1],
-        heads=q.shape[1],
-        device=q.device,
-        dtype=q.dtype,
-        batched=segments is not None,
-        pairwise=segments is not None and pairs_are_cheaper(q, v, segments),
-        transformed=not torch.compiler.is_compiling() and is_transformed(q),
-    )
-
-
 def _run(
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key: str,
-    segments: Segments | None,
-    tol: float | None,
-    situation: Situation,
+    backend: str, q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None, s: Situation
 ) -> Tensor:
     form = form_of(key)
     if torch.compiler.is_compiling():  # the compiler wants the inputs of one operator to be different tensors
@@ -281,15 +247,15 @@ def _run(
         return _polynomial(q, k, v, key, segments, polynomial.DEFAULT_TOL if tol is None else tol)
     if backend == "linear" and form not in LINEAR:
         name = diffusivity_of(key).name
-        raise UserError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
+        raise UserError(f"backend 'linear' is for {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
     if backend == "linear" and form == "simple" and torch.compiler.is_exporting():
         return summarise(k, v, key).answer(q)  # in plain operations: the program runs where this package is missing
-    if backend == "linear" and not (form == "simple" and situation.pairwise):
+    if backend == "linear" and not (form == "simple" and s.pairwise):
         return linear.propagate(q, k, v, key, segments)
     if backend == "fused" and not torch.compiler.is_exporting():
         return pair_operator.propagate(q, k, v, key, segments)
     if backend == "softmax" and not torch.compiler.is_exporting():
-        if not softmax_serves(situation, form):
+        if not softmax_serves(s, form):
             raise UserError(
                 f"backend 'softmax' needs an exponential diffusivity (softmax, gaussian, sharp), one graph, a CUDA "
                 f"device and at most {LONGEST_SOFTMAX_ROW // 4} channels in float32 or {LONGEST_SOFTMAX_ROW // 2} in "
@@ -301,7 +267,7 @@ def _run(
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
-    """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels want."""
+    """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels need."""
 
     def laid(x: Tensor) -> Tensor:
         missing = -x.shape[-1] % 16
@@ -313,31 +279,26 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
-    """By sums of monomials; of a batch large graphs one after the other, and all small ones together by their pairs."""
+    """Sums of monomials; in a batch large graphs go one by one, and all small ones together by their pairs."""
     powers = polynomial.expand(key, tol)
     pay = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], powers)
     if segments is None:
         _warn_of_cost(q, v, powers, pay)
         return summarise(k, v, key, tol=tol).answer(q)
     polynomial.check_norms(q=q, k=k)
-    large = (segments.sizes > pay).nonzero().squeeze(1).tolist()
-    if not large:
-        return tiles.propagate(q, k, v, key, segments)
-    order, outs = [], []
-    for graph in large:
-        rows = (segments.batch == graph).nonzero().squeeze(1)
-        outs.append(summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]))
-        order.append(rows)
-    rows = (segments.sizes[segments.batch] <= pay).nonzero().squeeze(1)
+    pays = segments.sizes > pay
+    order = [(segments.batch == graph).nonzero().squeeze(1) for graph in pays.nonzero().squeeze(1).tolist()]
+    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in order]
+    rows = (~pays[segments.batch]).nonzero().squeeze(1)
     if rows.numel():
-        few = Segments(segments.batch[rows], segments.num_graphs)
+        few = Segments(segments.batch[rows], segments.num_graphs) if outs else segments
         outs.append(tiles.propagate(q[rows], k[rows], v[rows], key, few))
         order.append(rows)
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
 
 
 def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> None:
-    """Monomials grow quickly with degree and channels: minutes where pairs take a second are not silent."""
+    """Warns if monomials, whose number grows fast with degree and channels, cost much more than pairs."""
     if torch.compiler.is_compiling():
         return
     sums = q.shape[0] * q.shape[1] * polynomial.total_count(q.shape[-1], polynomial.degrees_of(powers)) * v.shape[-1]
@@ -345,7 +306,7 @@ def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> 
         warnings.warn(
             f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "
             f"degree {len(powers) - 1} in {q.shape[-1]} channels it pays from {pay:,} rows on, and there are "
-            f"{q.shape[0]:,}; raise tol, or leave the choice to backend='auto'",
+            f"{q.shape[0]:,}; raise tol, or use backend='auto'",
             UserWarning,
             stacklevel=5,
         )
@@ -364,9 +325,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None)
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.dtype.is_floating_point:
-            raise UserError(
-                f"{name} must hold real numbers of floating point, got {x.dtype}; convert it: {name}.float()"
-            )
+            raise UserError(f"{name} must hold real numbers (floating point), got {x.dtype}; convert it: {name}.float()")
     if q.dim() not in (2, 3) or q.shape != k.shape:
         raise UserError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):

@@ -92,14 +92,7 @@ def answer_queries(
 
 
 def query_gradients(
-    grad: Tensor,
-    q: Tensor,
-    total: Tensor,
-    count: Tensor | int,
-    to: Tensor,
-    outer: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    grad: Tensor, q: Tensor, total: Tensor, count: Tensor | int, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν.
 

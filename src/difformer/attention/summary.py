@@ -201,12 +201,7 @@ def adds_up(diffusivity: str | Diffusivity, tol: float | None = None) -> bool:
 
 
 def summarise(
-    k: Tensor,
-    v: Tensor,
-    diffusivity: str | Diffusivity,
-    weight: Tensor | None = None,
-    *,
-    tol: float | None = None,
+    k: Tensor, v: Tensor, diffusivity: str | Diffusivity, weight: Tensor | None = None, *, tol: float | None = None
 ) -> Summary:
     """The summary of senders.
 

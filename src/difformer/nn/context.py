@@ -111,12 +111,7 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def as_structure(
-    num_nodes: int,
-    edge_index: Edges = None,
-    edge_weight: Weight = None,
-    batch: Batch = None,
-    *,
-    weight: Weight = None,
+    num_nodes: int, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None, *, weight: Weight = None
 ) -> Structure:
     """Arguments of a forward pass, checked and brought into one form.
 
