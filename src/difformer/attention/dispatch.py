@@ -197,6 +197,13 @@ def propagate(
     if form == "identity":
         return v.expand(-1, q.shape[1], -1)
     if weight is not None and not (form in LINEAR and batch is None and backend in ("auto", "linear")):
+        approximate = backend == "polynomial" or (tol is not None and _polynomial_if(key, tol))
+        if form == "exponential" and not weight.requires_grad and not approximate:
+            # w e^(ax) = e^(a (x + log w / a)): as a channel, so that a sender without weight is no row's largest score.
+            slope = slope_of(key)
+            share = (weight.to(k.dtype).log() / slope).clamp_min(torch.finfo(k.dtype).min / (4 * max(slope, 1)))
+            k = torch.cat([k, share.view(-1, 1, 1).expand(-1, k.shape[1], 1)], -1)
+            return propagate(torch.cat([q, torch.ones_like(q[..., :1])], -1), k, v, key, batch=batch, backend=backend)
         # For values [w v, w] any operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by
         # the second drops what it was normalised by.
         mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
@@ -325,7 +332,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None)
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.dtype.is_floating_point:
-            raise UserError(f"{name} must hold real numbers (floating point), got {x.dtype}; convert it: {name}.float()")
+            raise UserError(f"{name} must hold real numbers (float), got {x.dtype}; convert it: {name}.float()")
     if q.dim() not in (2, 3) or q.shape != k.shape:
         raise UserError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):
