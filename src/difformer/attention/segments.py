@@ -47,7 +47,7 @@ class Block:
         """``[graphs, nodes]`` bool: True where a place holds a row of its own."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.sizes.unsqueeze(1)
 
-    @property
+    @functools.cached_property
     def padding(self) -> Tensor | None:
         """``[runs × graphs, nodes]`` bool: True where there is no row; None if there is one everywhere."""
         return None if self.full else ~self.mask.repeat(self.runs, 1)

@@ -13,8 +13,8 @@ ring of them. The backward pass computes the scores again from the inputs, the o
 O(N² d), memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one
 comes; backwards they use e^(x_ij - log r_i), the normalised weight itself, in place of g and of r_i = 1.
 
-Batches go graph by graph, those of like size together. Small graphs are computed densely and keep nothing for the
-backward pass, because their n×n matrices are smaller than their rows: with P = g(x) / r row by row,
+In a batch, small graphs of similar size form one block. They are computed densely and keep nothing for the backward
+pass, because their n×n matrices are smaller than their rows: with P = g(x) / r row by row,
 
     o = P v,   ∂v = Pᵀ ∂o,   W = ∂o vᵀ,   D_i = Σ_j P_ij W_ij,   ∂x = g'(x) (W - D) / r,   ∂q = ∂x k,   ∂k = ∂xᵀ q.
 
@@ -72,7 +72,7 @@ class Sums:
         largest = out.new_full((*out.shape[:2], 1), -torch.inf) if score.exponential else None
         return Sums(out.zero_(), out.new_zeros((*out.shape[:2], 1)), largest)
 
-    def finish(self, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> tuple[Tensor, Tensor]:
+    def finish(self, count: int, least: float = SMALLEST_MEAN_EXCHANGE) -> tuple[Tensor, Tensor]:
         """The row-normalised values, in place, and what backward needs of each row: r_i, or log r_i."""
         if self.largest is not None:
             return self.weighted.div_(self.total), self.total.log_().add_(self.largest)
@@ -110,19 +110,13 @@ class _Scratch:
         return torch.bmm(left, right.mT, out=self.buffer[:size].view(shape))
 
 
-def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums, padding: Tensor | None = None) -> None:
-    """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place.
-
-    `padding` ``[P, m]`` is True at keys that do not exist.
-    """
+def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
+    """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place."""
     scratch = _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        missing = None if padding is None else padding[p, j].unsqueeze(1)
         x = scratch.product(q[p, i], k[p, j])
         weighted, total = sums.weighted[p, i], sums.total[p, i]
         if sums.largest is not None:
-            if missing is not None:
-                x.masked_fill_(missing, -torch.inf)
             before = sums.largest[p, i]
             after = torch.maximum(before, x.amax(-1, keepdim=True))
             x.sub_(after)
@@ -132,8 +126,6 @@ def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums, padding:
                 total.mul_(shrink)
             before.copy_(after)
         g = score.value(x)
-        if missing is not None and sums.largest is None:
-            g.masked_fill_(missing, 0)
         total.add_(g.sum(-1, keepdim=True))
         weighted.baddbmm_(g, v[p, j])
     sums.empty = False
@@ -146,44 +138,33 @@ def add_gradients(
     v: Tensor,
     a: Tensor,
     inner: Tensor,
-    log_total: Tensor | None,
-    grads: tuple[Tensor, Tensor, Tensor],
-    padding: Tensor | None = None,
+    log_r: Tensor | None,
+    grads: Sequence[Tensor],
 ) -> None:
     """Adds to `grads`, those of q, k and v, in place, what the keys `k` ``[P, m, d]`` and their values contribute.
 
-    `a` and `inner` are the a_i and D_i of `row_terms`; `log_total` is log r_i, for exponentials; `padding` ``[P, m]``
-    is True at keys that do not exist.
+    `a` and `inner` are the a_i and D_i of `row_terms`; `log_r` is log r_i, for exponentials.
     """
     q_grad, k_grad, v_grad = grads
     # Constants of a row are one more channel, against ones: this saves a pass over each tile.
     left, right = _with_constant(a, -inner), _with_constant(v, None)
-    queries_and, keys_and = (q, k) if log_total is None else (_with_constant(q, -log_total), _with_constant(k, None))
+    queries_and, keys_and = (q, k) if log_r is None else (_with_constant(q, -log_r), _with_constant(k, None))
     # Sums over queries are products whose long side runs along the keys: as rows, they are faster.
     k_rows, v_rows = k_grad.new_zeros(k_grad.mT.shape), v_grad.new_zeros(v_grad.mT.shape)
     first, second = _Scratch(), _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        missing = None if padding is None else padding[p, j].unsqueeze(1)
         g, pull = score.value_and_pullback(first.product(queries_and[p, i], keys_and[p, j]))
-        if missing is not None:
-            g = g.masked_fill(missing, 0)  # a copy: the pullback may still need g as it was
         v_rows[p, :, j].baddbmm_(a[p, i].mT, g)
         w = pull(second.product(left[p, i], right[p, j]))
-        if missing is not None:
-            w = w.masked_fill_(missing, 0)
         q_grad[p, i].baddbmm_(w, k[p, j])
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)
     v_grad.add_(v_rows.mT)
 
 
-def row_terms(
-    score: Score, grad: Tensor, out: Tensor, total: Tensor, padding: Tensor | None, count: Tensor | int
-) -> tuple[Tensor, Tensor]:
-    """a_i ``[P, n, c]`` (∂o_i for exponentials), zero at padding, and D_i ``[P, n, 1]``, zero where r_i was clamped."""
+def row_terms(score: Score, grad: Tensor, out: Tensor, total: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """a_i ``[P, n, c]`` (∂o_i for exponentials) and D_i ``[P, n, 1]``, zero where r_i was clamped; `count` keys."""
     a = grad if score.exponential else grad / total
-    if padding is not None:
-        a = a.masked_fill(padding.unsqueeze(-1), 0)
     inner = (a * out).sum(-1, keepdim=True)
     if not score.exponential:
         # A total that was clamped does not depend on q and k.
@@ -208,16 +189,14 @@ def _forward(
     score, (out, total) = find_score(key), _results(q, k, v)
     q, k, v = _wide(score, q, k, v)
     for block in blocks(layout, shapes, q.shape[0]):
-        padding = block.padding
         if _is_small(block):  # computes everything again in backward, and so keeps no totals
             for _, (queries, keys, values, o) in block.pieces((q, k, v), (out,)):
-                p = _small_weights(score, torch.bmm(queries, keys.mT), padding, block.count(keys), pull=False)[0]
-                torch.bmm(p, values, out=o)
+                torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
         else:
             for _, (queries, keys, values, o, r) in block.pieces((q, k, v), (out, total)):
                 sums = Sums.start(score, o)
-                add_keys(score, queries, keys, values, sums, padding)
-                r.copy_(sums.finish(block.count(keys), score.least)[1])
+                add_keys(score, queries, keys, values, sums)
+                r.copy_(sums.finish(keys.shape[1], score.least)[1])
     return out, total
 
 
@@ -236,18 +215,15 @@ def _backward(
     grads = [torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v)]
     (q, k, v), grad = _wide(score, q, k, v), grad.to(out.dtype)
     for block in blocks(layout, shapes, q.shape[0]):
-        padding = block.padding
         if _is_small(block):
             for head, (queries, keys, values, given, *to) in block.pieces((q, k, v, grad), grads):
-                add = head > 0 and v.shape[2] == 1
-                _small_backward(score, queries, keys, values, given, to, padding, block.count(keys), add)
+                _small_backward(score, block, queries, keys, values, given, to, head > 0 and v.shape[2] == 1)
         else:
             for head, (queries, keys, values, given, o, r, *to) in block.pieces((q, k, v, grad, out, total), grads):
                 for g in to[:2] if head > 0 and v.shape[2] == 1 else to:  # heads share the gradient of their values
                     g.zero_()
-                a, inner = row_terms(score, given, o, r, padding, block.count(keys))
-                log_total = r if score.exponential else None
-                add_gradients(score, queries, keys, values, a, inner, log_total, (to[0], to[1], to[2]), padding)
+                a, inner = row_terms(score, given, o, r, keys.shape[1])
+                add_gradients(score, queries, keys, values, a, inner, r if score.exponential else None, to)
     if score.exponential:
         grads[0].mul_(score.slope)
     return grads[0].to(types[0]), grads[1].to(types[1]), grads[2].to(types[2])
@@ -258,43 +234,33 @@ _propagate = row_operator(
 )
 
 
-def _small_weights(
-    score: Score, x: Tensor, padding: Tensor | None, count: Tensor | int, pull: bool
-) -> tuple[Tensor, Tensor | None, Pullback | None]:
+def _small_weights(score: Score, block: Block, x: Tensor, pull: bool) -> tuple[Tensor, Tensor | None, Pullback | None]:
     """P, then r and the pullback of g (neither for exponentials); overwrites `x`."""
-    missing = None if padding is None else padding.unsqueeze(1)
+    missing = None if block.padding is None else block.padding.unsqueeze(1)
     if score.exponential:
         return torch.softmax(x if missing is None else x.masked_fill_(missing, -torch.inf), dim=-1), None, None
     g, pullback = score.value_and_pullback(x) if pull else (score.value(x), None)
     if missing is not None:
         g = g.masked_fill(missing, 0) if pull else g.masked_fill_(missing, 0)
-    total = safe_total(g.sum(-1, keepdim=True), count, score.least)
+    total = safe_total(g.sum(-1, keepdim=True), block.count(x), score.least)
     return (g / total if pull else g.div_(total)), total, pullback
 
 
 def _small_backward(
-    score: Score,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    to: Sequence[Tensor],
-    padding: Tensor | None,
-    count: Tensor | int,
-    add: bool,
+    score: Score, block: Block, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, to: Sequence[Tensor], add: bool
 ) -> None:
     """Writes the gradients of q, k and v to `to`; that of v is added where heads share their values."""
-    p, total, pull = _small_weights(score, torch.bmm(q, k.mT), padding, count, pull=True)
+    p, total, pull = _small_weights(score, block, torch.bmm(q, k.mT), pull=True)
     w = torch.bmm(grad, v.mT)
     inner = (p * w).sum(-1, keepdim=True)
     if total is None or pull is None:
         w.sub_(inner).mul_(p)
     else:
         # A total that was clamped does not depend on q and k.
-        inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
+        inner.masked_fill_(total == smallest_total(block.count(w), total, score.least), 0)
         w = pull(w.sub_(inner).div_(total))
-    if padding is not None:
-        missing = padding.unsqueeze(1) | padding.unsqueeze(2)
+    if block.padding is not None:
+        missing = block.padding.unsqueeze(1) | block.padding.unsqueeze(2)
         p.masked_fill_(missing, 0)
         w = w.masked_fill_(missing, 0)
     torch.bmm(w, k, out=to[0])
@@ -306,8 +272,10 @@ def _small_backward(
 
 
 def _is_small(block: Block) -> bool:
-    """Whether a block holds graphs of a batch, each of whose n×n pairs is no larger than a tile."""
-    return block.rows is not None and block.rows.shape[1] ** 2 <= tile_budget(block.rows.device)
+    """Whether a block holds several graphs of a batch, or one whose n×n pairs are no more than a tile."""
+    if block.rows is None:
+        return False
+    return block.rows.shape[0] > 1 or block.rows.shape[1] ** 2 <= tile_budget(block.rows.device)
 
 
 def _wide(score: Score, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
