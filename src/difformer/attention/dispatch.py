@@ -234,7 +234,7 @@ def propagate(
 
 
 def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
-    """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
+    """Whether 2 n² (d + c) operations for the pairs of each graph are fewer than 4 n d c for its sums."""
     d, c = q.shape[-1], v.shape[-1]
     pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
     rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)

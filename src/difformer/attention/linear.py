@@ -1,6 +1,6 @@
 """All-pair propagation in linear time, for diffusivities that are sums: simple (g = 1 + x) and constant (g = 1).
 
-With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each worked out once,
+With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each computed once,
 
     P_i = (ν + Mᵀq_i) / r_i,   r_i = N + κᵀq_i.
 
@@ -10,8 +10,7 @@ Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and D_i = a_iᵀP
     ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν,
 
 so that nothing of size N×d is kept but the inputs: one pass over keys and one over queries, either way. Every pass goes
-through the rows in parts: on a CPU a part stays in the cache from the first operation to the last, and rows of low
-precision are converted part by part.
+through the rows in parts, which stay in the cache of a CPU; rows of low precision are converted part by part.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from difformer.attention.scores import form_of, working_dtype
 from difformer.attention.segments import Segments, blocks
 from difformer.shortcut import row_operator
 
-CPU_PART = 1 << 20  # elements of q that are worked on at a time
+CPU_PART = 1 << 20  # elements of q processed at a time
 GPU_PART = 1 << 26
 GPU_SLICES = 512  # products side by side that fill a GPU
 SMALLEST_SLICE = 128  # rows of a slice that are worth a product of their own
@@ -49,8 +48,8 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
 def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
     """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
 
-    On a GPU a product of two tall matrices would be left to one of its processors for each problem: the rows are cut
-    into slices, whose products are worked out side by side.
+    On a GPU a product of two tall matrices would use one processor per problem: the rows are cut into at most `most`
+    slices of at least `smallest` rows, which are multiplied side by side.
     """
     problems, n, _ = a.shape
     slices = min(most // max(problems, 1), n // smallest) if a.is_cuda else 1

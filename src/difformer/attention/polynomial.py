@@ -62,17 +62,11 @@ SMALLEST_SLICE = 1024  # rows of a slice that are worth a product of their own
 
 @dataclass(frozen=True)
 class Bounds:
-    """Largest relative errors of a polynomial on [-1, 1].
+    """Largest relative errors of a polynomial on [-1, 1]."""
 
-    Args:
-        degree: Degree p of the polynomial.
-        value: Of g.
-        slope: Of g', relative to g' itself; of a constant g it is zero.
-    """
-
-    degree: int
-    value: float
-    slope: float
+    degree: int  # p
+    value: float  # error of g
+    slope: float  # error of g', relative to g' itself; zero for a constant g
 
     def __str__(self) -> str:
         return f"degree {self.degree}: g to {self.value:.1e}, g' to {self.slope:.1e}"
@@ -83,12 +77,11 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     """a_0 … a_p of the interpolant; exactly zero where g has none (sigmoid: 2, 4, …)."""
     if degree < 0:
         raise UserError(f"degree must not be negative, got {degree}")
-
     points = chebyshev.chebpts1(degree + 1)
     with torch.no_grad():
         values = diffusivity.g(torch.from_numpy(points)).numpy()
     series = chebyshev.chebfit(points, values, degree)
-    # Zeros are told in the Chebyshev basis, which rounding reaches last.
+    # Zeros are recognised in the Chebyshev basis, which rounding affects least.
     series[np.abs(series) < NEGLIGIBLE * np.abs(series).max()] = 0.0
     powers = chebyshev.cheb2poly(series)
     powers = np.concatenate([powers, np.zeros(degree + 1 - len(powers))])
@@ -159,7 +152,7 @@ def longest_row(x: Tensor) -> float:
 
 
 def within_ball(x: Tensor) -> bool:
-    """Whether all rows have norm at most one, but for rounding; taken on trust where values are out of sight."""
+    """Whether all rows have norm at most one, up to rounding; assumed if values cannot be read."""
     return not is_eager(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
 
 
@@ -180,12 +173,12 @@ def count(d: int, degree: int) -> int:
 
 
 def total_count(d: int, degrees: Sequence[int]) -> int:
-    """Monomials of all the degrees given."""
+    """Monomials of several degrees."""
     return sum(count(d, degree) for degree in degrees)
 
 
 def tail(d: int, degree: int, first: int) -> int:
-    """Where the monomials that use variables from `first` on begin."""
+    """Where the monomials in variables from `first` on begin."""
     return count(d, degree) - count(d - first, degree)
 
 
@@ -233,11 +226,8 @@ def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
 
 
 def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The monomials of each degree, which stand one behind the other."""
-    at = 0
-    for degree in degrees:
-        yield degree, state[at : at + count(d, degree)]
-        at += count(d, degree)
+    """Each degree and its monomials, which stand one after the other."""
+    return zip(degrees, state.split([count(d, degree) for degree in degrees]), strict=True)
 
 
 def _held(degrees: Sequence[int]) -> int:
@@ -314,24 +304,21 @@ def degrees_of(coefficients: Sequence[float]) -> list[int]:
     return [degree for degree, a in enumerate(coefficients) if a != 0]
 
 
+def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
+    return state * _weights(d, tuple(coefficients), state.device, state.dtype)
+
+
 @constant_result
 def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
     # A function of its own: compilers look through a cache, at the thread behind it.
     return _kept_weights(d, coefficients, device, dtype)
 
 
 @functools.lru_cache(maxsize=64)
 def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    def work() -> Tensor:
-        each = [coefficients[degree] * weights(d, degree) for degree in degrees_of(coefficients)]
-        return torch.cat(each).unsqueeze(1).to(device=device, dtype=dtype)
-
-    return apart(work)
-
-
-def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
-    return state * _weights(d, tuple(coefficients), state.device, state.dtype)
+    """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
+    each = lambda: torch.cat([coefficients[p] * weights(d, p) for p in degrees_of(coefficients)]).unsqueeze(1)
+    return apart(lambda: each().to(device=device, dtype=dtype))
 
 
 def _each_problem(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:

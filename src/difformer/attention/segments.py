@@ -23,13 +23,9 @@ from difformer.shortcut import is_eager
 class Block:
     """Graphs of similar size side by side; or, without `rows`, all rows as they are.
 
-    Args:
-        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; at padding, the first row of the
-            same graph.
-        sizes: ``[graphs]`` int64: rows of each graph.
-        order: Rows that are no padding.
-        place: Their places in the block; None if no place is padding.
-        runs: Of the tensors ``[runs, N, …]`` that `take`, `room`, `put` and `pieces` are given.
+    ``rows [graphs, nodes]`` says which row of the input stands at each place (at padding, the first row of the same
+    graph) and ``sizes [graphs]`` how many rows each graph has; `order` are the rows that are no padding and `place`
+    their places in the block (None if no place is padding). Tensors of an operator are ``[runs, N, …]``.
     """
 
     rows: Tensor = None  # type: ignore[assignment]  # all rows as they are
@@ -122,20 +118,14 @@ def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @dataclass(frozen=True)
 class Policy:
-    """How graphs are put into blocks.
+    """How graphs are put into blocks."""
 
-    Args:
-        stretch: A block takes sizes up to this multiple of its smallest.
-        enough: A block that already holds this many pairs takes no larger graph: another block costs less than padding.
-        most: Pairs that a block of more than one graph holds at most.
-    """
-
-    stretch: float
-    enough: int
-    most: int
+    stretch: float  # a block takes sizes up to this multiple of its smallest
+    enough: int  # a block with this many pairs takes no larger graph: another block costs less than padding
+    most: int  # pairs of a block of more than one graph
 
 
-# On a CPU a block should stay in the cache, and padding costs more than a further call; on a GPU it is the reverse.
+# On a CPU a block should stay in the cache, and padding costs more than another call; on a GPU it is the reverse.
 CPU_POLICY = Policy(stretch=1.25, enough=1 << 17, most=1 << 19)
 GPU_POLICY = Policy(stretch=2.0, enough=1 << 24, most=1 << 26)
 

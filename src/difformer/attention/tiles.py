@@ -52,19 +52,12 @@ def tile_budget(device: torch.device) -> int:
 
 @dataclass
 class Sums:
-    """Sums over the keys seen so far.
+    """Sums over the keys seen so far."""
 
-    Args:
-        weighted: ``[P, n, c]``: Σ_j g_ij v_j.
-        total: ``[P, n, 1]``: Σ_j g_ij.
-        largest: ``[P, n, 1]``: the largest score, for exponentials; both sums above are then relative to it.
-        empty: Whether no key has been seen.
-    """
-
-    weighted: Tensor
-    total: Tensor
-    largest: Tensor | None
-    empty: bool = True
+    weighted: Tensor  # [P, n, c]: Σ_j g_ij v_j
+    total: Tensor  # [P, n, 1]: Σ_j g_ij
+    largest: Tensor | None  # [P, n, 1]: the largest score, for exponentials; both sums are then relative to it
+    empty: bool = True  # whether no key has been seen
 
     @staticmethod
     def start(score: Score, out: Tensor) -> Sums:
