@@ -279,24 +279,23 @@ def evaluate_rows(
         total = state.new_zeros(state.shape[1], part.shape[1])
         given = part.new_empty(0) if u is None else u[rows].T.to(state.dtype).contiguous()
         grads = [] if u is None else [torch.zeros_like(m) for m in lists]
-        slope = torch.zeros_like(part)
         for degree, moments in _each(state, x.shape[1], degrees):
             if degree == 0:
                 total.add_(moments.T)
             elif degree == 1:
                 total.addmm_(moments.T, part)
                 if u is not None:
-                    slope.addmm_(moments, given)
+                    grads[0].addmm_(moments, given)
             else:
                 for a, start, place in _leading(x.shape[1], degree):
                     inner = moments[place].T @ lists[degree - 2][start:]
                     total.addcmul_(part[a], inner)
                     if u is not None:
                         grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
-                        slope[a].add_(inner.mul_(given).sum(0))
+                        grads[0][a].add_(inner.mul_(given).sum(0))
         to[rows] = total.T
         if x_grad is not None:
-            x_grad[rows] = pull_powers(part, lists, grads).add_(slope).T
+            x_grad[rows] = pull_powers(part, lists, grads).T
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:
@@ -321,12 +320,6 @@ def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device,
     return apart(lambda: each().to(device=device, dtype=dtype))
 
 
-def _each_problem(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
-    """The rows ``[N, d]`` and ``[N, w]`` of every run and head, and their place; heads may share `y`."""
-    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
-        yield x[run, :, head], y[run, :, head if y.shape[2] > 1 else 0], (run, head)
-
-
 def _moments_room(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     shape = (x.shape[0], x.shape[2], total_count(x.shape[3], degrees_of(coefficients)), y.shape[-1])
     return y.new_empty(shape, dtype=working_dtype(x.dtype))
@@ -334,14 +327,14 @@ def _moments_room(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor
 
 def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T ``[runs, H, monomials, w]``."""
-    state = torch.zeros_like(_moments_room(x, y, coefficients))
-    for rows, values, place in _each_problem(x, y):
-        add_moments(rows, values, degrees_of(coefficients), state[place])
+    state, y = torch.zeros_like(_moments_room(x, y, coefficients)), y.expand(-1, -1, x.shape[2], -1)
+    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
+        add_moments(x[run, :, head], y[run, :, head], degrees_of(coefficients), state[run, head])
     return state
 
 
 def _moments_backward(grad: Tensor, x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
-    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), y, coefficients)
+    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), coefficients, y)
     y_grad = y_grad if y.shape[2] == x.shape[2] else y_grad.sum(2, keepdim=True)
     return x_grad.to(x.dtype), y_grad.to(y.dtype)
 
@@ -352,23 +345,22 @@ def _evaluate_room(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> T
 
 def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
     """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
-    out, state = _evaluate_room(x, state, coefficients), _weighted(state, x.shape[3], coefficients)
-    for rows, to, place in _each_problem(x, out):
-        evaluate_rows(rows, state[place], degrees_of(coefficients), to)
-    return out
+    return _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients)[0]
 
 
 def _evaluate_backward(grad: Tensor, x: Tensor, state: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
-    _, x_grad = _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), grad, coefficients)
+    _, x_grad = _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients, grad)
     return x_grad.to(x.dtype), _weighted(_moments(x, grad, coefficients), x.shape[3], coefficients)
 
 
-def _evaluate_and_pull(x: Tensor, state: Tensor, u: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Σ_α x_i^α T_α, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it."""
-    out, x_grad = _evaluate_room(x, state, coefficients), state.new_empty(x.shape)
-    for rows, own, (run, head) in _each_problem(x, u):
-        to = out[run, :, head], own, x_grad[run, :, head]
-        evaluate_rows(rows, state[run, head], degrees_of(coefficients), *to)
+def _evaluate_and_pull(
+    x: Tensor, state: Tensor, coefficients: Sequence[float], u: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ_α x_i^α T_α, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it (empty without `u`)."""
+    out, x_grad = _evaluate_room(x, state, coefficients), state.new_empty((0,) if u is None else x.shape)
+    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
+        pulled = () if u is None else (u.expand_as(out)[run, :, head], x_grad[run, :, head])
+        evaluate_rows(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head], *pulled)
     return out, x_grad
 
 

@@ -22,9 +22,8 @@ the summary) are the same computation. All summaries are differentiable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -37,8 +36,9 @@ from difformer.attention.tiles import add_keys
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 
-S = TypeVar("S", bound="Summary")
-F = TypeVar("F", bound="FixedSize")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 
 
@@ -48,10 +48,10 @@ class Summary(Protocol):
     def answer(self, q: Tensor) -> Tensor:
         """What queries ``[M, H, d]`` receive: ``[M, H, c]``."""
 
-    def __add__(self: S, other: S) -> S:
+    def __add__(self, other: Self) -> Self:
         """The summary of both sets of senders."""
 
-    def to(self: S, device: torch.device | str) -> S:
+    def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
 
     def state(self) -> dict[str, Tensor]:
@@ -64,10 +64,10 @@ class FixedSize:
 
     sums: Tensor
 
-    def __add__(self: F, other: F) -> F:
+    def __add__(self, other: Self) -> Self:
         return replace(self, sums=self.sums + other.sums)
 
-    def to(self: F, device: torch.device | str) -> F:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, sums=self.sums.to(device))
 
 
@@ -99,7 +99,7 @@ class Sums(FixedSize):
 
 @dataclass(frozen=True)
 class Moments(FixedSize):
-    """Any g as a polynomial on [-1, 1]: ``[H, monomials, c + 1]`` sums over the monomials of keys of norm at most one."""
+    """Any g as a polynomial on [-1, 1]: ``[H, monomials, c + 1]`` sums over monomials of keys of norm at most one."""
 
     powers: tuple[float, ...]  # coefficients of the polynomial, see `difformer.attention.polynomial`
 
@@ -239,7 +239,7 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
     Raises:
         ValueError: If the tensors are not those of a summary.
     """
-    names: Sequence[str] = sorted(state)
+    names = sorted(state)
     if names == ["sums"]:
         return Sums(state["sums"])
     if names == ["moments"]:

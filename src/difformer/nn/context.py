@@ -254,8 +254,8 @@ def store(
 
     known = Stored(None)
     if conv.query is not None and conv.qk_norm == "global":
-        squares = sum(torch.stack([_squares(x).sum() for x in conv._queries_and_keys(z)]) for _, z in chunks())
-        known = Stored(None, *squares.sqrt().clamp_min(SMALLEST_NORM))
+        squares = [torch.stack([_squares(x).sum() for x in conv._queries_and_keys(z)]) for _, z in chunks()]
+        known = Stored(None, *torch.stack(squares).sum(0).sqrt().clamp_min(SMALLEST_NORM))
     sent = states.new_empty(states.shape[0], conv.out_channels) if observed else None
     summary: Summary | None = None
     for rows, z in chunks():

@@ -200,7 +200,8 @@ class DIFFormerConv(nn.Module):
 
     def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
         """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
-        if self.graph_weight is None and self.diffusivity is not None:
+        w = self.graph_weight
+        if w is None and self.diffusivity is not None:
             if observed is None:
                 return latent
             both = latent + observed
@@ -209,7 +210,7 @@ class DIFFormerConv(nn.Module):
             observed = own
         elif has_edges is not None:
             observed = torch.where(has_edges, observed, own)
-        return observed if self.diffusivity is None else _between(latent, observed, self.graph_weight)
+        return observed if w is None or self.diffusivity is None else _between(latent, observed, w)
 
     def forward(
         self,

@@ -173,7 +173,7 @@ class DIFFormer(Pretrained):
         yield z
         advance: Callable[..., Tensor] = self.advance
         if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
-            same_masks = {} if torch.compiler.is_compiling() else {"context_fn": replay}
+            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
             advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
         for k, context in enumerate(contexts):
             z = advance(k, z, source, context=context)
