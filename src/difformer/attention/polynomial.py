@@ -227,7 +227,10 @@ def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
 
 def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """Each degree and its monomials, which stand one after the other."""
-    return zip(degrees, state.split([count(d, degree) for degree in degrees]), strict=True)
+    at = 0
+    for degree in degrees:
+        yield degree, state[at : at + count(d, degree)]  # not of a split, whose views an export cannot write to
+        at += count(d, degree)
 
 
 def _held(degrees: Sequence[int]) -> int:

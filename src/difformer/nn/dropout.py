@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,14 +41,13 @@ class _Place:
 
     def __enter__(self) -> _Place:
         _keep_out_compilers()
-        self.outer, self.site = _current.place, self.start
-        _current.place = self
+        self.outer, self.site = _current.set(self), self.start
         _open.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         _open.remove(self)
-        _current.place = self.outer
+        _current.reset(self.outer)
 
     def threshold(self, p: float | Tensor) -> tuple[Tensor, Tensor] | tuple[int, float]:
         """The first int16 (-2^15 … 2^15 - 1) that keeps an entry, and 1 / (1 - p), with p to the nearest 2^-16."""
@@ -61,13 +60,7 @@ class _Place:
         return self._known[1]
 
 
-class _Current(threading.local):
-    """The place of this thread's forward pass; None if torch's own generator is used."""
-
-    place: _Place | None = None
-
-
-_current = _Current()
+_current: ContextVar[_Place | None] = ContextVar("place", default=None)  # None: torch's own generator is used
 _open: list[_Place] = []  # of all threads: a compiled model is compiled again once keys are used
 
 
@@ -114,7 +107,7 @@ def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None
 
 def replay() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Contexts for work done now and for the same work done again, with the same masks, as checkpoints need them."""
-    place = _current.place
+    place = _current.get()
     return nullcontext(), nullcontext() if place is None else _Place(place.key, place.rows, place.site)
 
 
@@ -151,7 +144,7 @@ def keyed_uniform(
 
 def next_mask(p: float, training: bool) -> MaskKey | None:
     """The key of the next mask, which counts as used; None if nothing is dropped or there is no `dropout_key`."""
-    place = _current.place
+    place = _current.get()
     if place is None or not training or p <= _NO_RATE:
         return None
     first, scale = place.threshold(p)
@@ -174,7 +167,7 @@ class LayerDropout(NamedTuple):
         if not self.training or self.rate <= _NO_RATE:
             self.apply(like)  # counts as one
             return None, 0.0
-        place = _current.place
+        place = _current.get()
         return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -197,7 +190,8 @@ def _at_place(work: Callable[..., Any], *given: Any) -> Any:
     """`work` at the place of this thread; None if it has none."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
-    return None if _current.place is None else work(*given, _current.place)
+    place = _current.get()
+    return None if place is None else work(*given, place)
 
 
 # The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.

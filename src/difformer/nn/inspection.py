@@ -59,8 +59,7 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     reason = why_not_plain(layer) or why_not_fused(layer, z, structure)
     if reason is None:
         return "a fused kernel"
-    form = getattr(layer, "form", None)
-    if form in (None, "identity"):
+    if getattr(layer, "form", None) in (None, "identity"):
         return f"the formula, because {reason}"
     largest = z.shape[0] if structure.segments is None else structure.segments.largest
     options = {"heads": layer.num_heads, "device": z.device, "dtype": z.dtype}
@@ -131,18 +130,14 @@ class EnergyProfile:
 
 def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: Structure) -> EnergyProfile:
     """Energy and effective rank of each state of a trajectory ``[L + 1, N, d]``."""
-    chosen = CONSTANT if diffusivity is None else diffusivity
-    segments, graph = structure.segments, structure.graph
+    segments, graph, unit = structure.segments, structure.graph, functional.normalize(states, dim=-1)
     pairs = states.shape[1] ** 2 if segments is None else int(segments.sizes.square().sum())
-    energies, edge_energies, ranks = [], [], []
-    for z in states:
-        unit = functional.normalize(z, dim=-1)
-        energies.append(penalty(chosen, batch=segments)(unit) / max(pairs, 1))
-        ranks.append(effective_rank(z))
-        if graph is not None:
-            edge_energies.append(penalty(CONSTANT, graph=graph)(unit) / graph.num_edges)
-    dirichlet = torch.stack(edge_energies) if edge_energies else None
-    return EnergyProfile(torch.stack(energies), dirichlet, torch.stack(ranks))
+    mean = penalty(CONSTANT if diffusivity is None else diffusivity, batch=segments)
+    dirichlet = None
+    if graph is not None:
+        dirichlet = torch.stack([penalty(CONSTANT, graph=graph)(z) for z in unit]) / graph.num_edges
+    ranks = torch.stack([effective_rank(z) for z in states])
+    return EnergyProfile(torch.stack([mean(z) for z in unit]) / max(pairs, 1), dirichlet, ranks)
 
 
 _HOLDERS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # not part of any saved layer
