@@ -209,7 +209,10 @@ def propagate(
         mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
         both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
         return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
-    q, k, v = _same_dtype(q, k, v)
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:  # as for any matrix product
+        dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if torch.compiler.is_exporting() and batch is not None:
         # An exported program knows neither this package nor how the next batch is laid out.
         return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
@@ -317,14 +320,6 @@ def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> 
             UserWarning,
             stacklevel=5,
         )
-
-
-def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three: autocast's, as for any matrix product, or the widest of theirs."""
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:

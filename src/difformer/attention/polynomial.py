@@ -160,9 +160,8 @@ def check_norms(**rows: Tensor) -> None:
     """Refuses rows of norm above one, by the name of the argument."""
     for name, x in rows.items():
         if not within_ball(x):
-            longest = longest_row(x)
             raise UserError(
-                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
+                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest_row(x):.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
             )
 

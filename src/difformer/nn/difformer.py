@@ -25,12 +25,7 @@ from difformer.nn.pretrained import Pretrained
 from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": functional.relu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS = {"relu": functional.relu, "elu": functional.elu, "gelu": functional.gelu, "tanh": torch.tanh}
 
 
 class DIFFormer(Pretrained):
@@ -118,11 +113,9 @@ class DIFFormer(Pretrained):
         self.activation, self.dropout = activation, dropout
         self.input = linear_map(in_channels, hidden_channels)
         self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
-        shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
-        options = {name: given[name] for name in shared}
-        self.layers = nn.ModuleList(
-            DIFFormerConv(hidden_channels, hidden_channels, **options) for _ in range(num_layers)
-        )
+        sizes = {"in_channels": hidden_channels, "out_channels": hidden_channels}
+        options = {name: given[name] for name in inspect.signature(DIFFormerConv).parameters} | sizes
+        self.layers = nn.ModuleList(DIFFormerConv(**options) for _ in range(num_layers))
         self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
         self._begin()
@@ -151,8 +144,7 @@ class DIFFormer(Pretrained):
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout; without a `context`, of one graph."""
         layer, norm = self.layers[k], self.norms[k]
         context = Structure() if context is None else context
-        # A stack of runs has rates that are tensors.
-        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
+        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)  # as in stacked runs
         if fusable and type(layer) is DIFFormerConv and why_not_fused(layer, z, context) is None:
             drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
             out = fused_layer(layer, z, context, source, norm, relu=relu, dropout=drop)
@@ -252,8 +244,7 @@ class DIFFormer(Pretrained):
             edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read. Sorted
                 and normalised once per object.
             edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
-            batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone. The third
-                positional argument is `edge_weight`, so pass it by keyword.
+            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
             context: How layers sum over the rows that send, in place of `edge_index` and `batch`: one for all layers,
                 or one per layer; see `difformer.nn.context`.
         """
@@ -262,7 +253,7 @@ class DIFFormer(Pretrained):
     def trajectory(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
-        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one behind the other."""
+        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one after the other."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         return torch.stack(list(self._states(x, [structure] * len(self.layers))))
 
@@ -285,7 +276,7 @@ class DIFFormer(Pretrained):
             x, edge_index, edge_weight, batch: As in `forward`.
             layer: Which layer, from 0; negative numbers count from the last.
             top_k: How many pairs.
-            head: One head; left out, the mean over heads.
+            head: One head; None for the mean over heads.
             include_self: Whether a node may be paired with itself.
         """
         if not -len(self.layers) <= layer < len(self.layers):
@@ -314,8 +305,7 @@ class DIFFormer(Pretrained):
 
     def _inspected(self, x: Features, structure: Structure) -> Tensor:
         """States of every layer without dropout."""
-        # Of every module by itself: a part that was frozen in evaluation mode stays so.
-        modes = [(module, module.training) for module in self.modules()]
+        modes = [(module, module.training) for module in self.modules()]  # a part may be frozen in evaluation mode
         self.eval()
         try:
             return self.trajectory(x, structure.graph, None, structure.segments)

@@ -73,7 +73,7 @@ class Pretrained(nn.Module):
             config["diffusivity"] = own.name if own.is_named() else {"own": own.name}
         description = {"format": FORMAT, "format_version": FORMAT_VERSION, "model": "DIFFormer", "config": config}
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        text = (json.dumps(description, indent=2, default=_plain) + "\n").encode()
+        text = (json.dumps(description, indent=2, default=lambda number: number.item()) + "\n").encode()  # numpy's
         # Two files cannot be replaced at once: the weights name their config, so that a mixed pair is noticed.
         weights = save_tensors(state, metadata={"format": FORMAT, "config": hashlib.sha256(text).hexdigest()})
         write_whole(Path(folder) / WEIGHTS, weights)
@@ -203,13 +203,6 @@ def _check_as_configured(model: Pretrained) -> None:
                 raise UserError(f"{name}.{changed[0]} was changed after the model was made: {advice}")
     if type(model) is kind and (added := sorted(model.state_dict().keys() ^ expected.state_dict().keys())):
         raise UserError(f"{', '.join(added[:3])} is not of the configuration: {advice}")
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's own."""
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} cannot be written to {CONFIG}")
 
 
 def _local(folder: str | Path) -> Path:
