@@ -15,6 +15,7 @@ through the rows in parts, which stay in the cache of a CPU; rows of low precisi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,13 +37,9 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
     """Problems × rows of ``x [P, n, d]`` in parts of about the elements that a cache holds."""
     problems, n, d = x.shape
     budget = CPU_PART if x.device.type == "cpu" else GPU_PART
-    if problems * n * d <= budget:
-        yield slice(0, problems), slice(0, n)
-        return
     step, rows = max(budget // max(n * d, 1), 1), max(budget // max(d, 1), 64)
-    for p in range(0, problems, step):
-        for i in range(0, n, rows):
-            yield slice(p, p + step), slice(i, i + rows)
+    for p, i in itertools.product(range(0, problems, step), range(0, n, rows)):
+        yield slice(p, p + step), slice(i, i + rows)
 
 
 def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
@@ -97,9 +94,7 @@ def query_gradients(
 
     D_i = a_iᵀP_i = (q_iᵀM a_i + νᵀa_i) / r_i comes from M a_i, which ∂q needs anyhow: the output need not be kept.
     """
-    dtype = total.dtype
-    outer_grad, keys_grad = outer.new_zeros(outer.shape), keys.new_zeros(keys.shape)
-    values_grad = values.new_zeros(values.shape)
+    dtype, (outer_grad, keys_grad, values_grad) = total.dtype, (x.new_zeros(x.shape) for x in (outer, keys, values))
     for p, i in parts(q):
         r, part = total[p, i], q[p, i].to(dtype)
         a = grad[p, i].to(dtype) / r
