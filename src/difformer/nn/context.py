@@ -113,11 +113,7 @@ def _squares(x: Tensor) -> Tensor:
 def as_structure(
     num_nodes: int, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None, *, weight: Weight = None
 ) -> Structure:
-    """Arguments of a forward pass, checked and brought into one form.
-
-    Raises:
-        ValueError: If edges, weights or batch do not fit `num_nodes` rows.
-    """
+    """Arguments of a forward pass in one form; a ValueError if edges, weights or batch do not fit `num_nodes` rows."""
     if isinstance(batch, Tensor) and torch.compiler.is_compiling():
         raise ValueError(  # a compiler cannot follow the making of a UserError
             "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
@@ -153,10 +149,7 @@ def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:
 
 
 def snapshots(count: int, num_nodes: int, edge_index: Edges, edge_weight: Weight, device: torch.device) -> Structure:
-    """The structure of `count` snapshots of the same nodes, one after the other: each is a graph with the same edges.
-
-    Computed once per graph, unless weights are trained.
-    """
+    """The structure of `count` snapshots of the same nodes and edges, one after the other; computed once per graph."""
     if torch.compiler.is_compiling():
         raise ValueError(  # a compiler cannot follow the making of a UserError
             "inside torch.compile and torch.export a series must be flattened: pass x.flatten(0, 1), the edges of all "

@@ -85,14 +85,13 @@ class DIFFormerConv(nn.Module):
         check_counts(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         if not abs(source_weight) <= LARGEST_SOURCE:
             raise UserError(
-                f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g} in size"
+                f"source_weight must lie within ±{LARGEST_SOURCE:g}, got {source_weight!r}: a finite number"
             )
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
             raise UserError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
         self.out_channels, self.num_heads, self.residual, self.tied_qk = out_channels, num_heads, residual, tied_qk
-        self.in_channels = in_channels if in_channels == -1 else self._checked(in_channels, transform)
         self.diffusivity = None if diffusivity is None else as_diffusivity(diffusivity, channels=out_channels)
         self.step_size, self.source_weight, self.graph_weight = step_size, source_weight, graph_weight
         self.graph_norm, self.qk_norm, self.backend, self.initialisation = graph_norm, qk_norm, backend, initialisation
@@ -104,21 +103,23 @@ class DIFFormerConv(nn.Module):
         self.query = linear_map(in_channels, width) if infers else None
         self.key = linear_map(in_channels, width) if infers and not tied_qk else None
         self.value = linear_map(in_channels, width) if transform else None
-        self._begin()
+        self.in_channels = -1
+        if in_channels != -1:
+            self.set_in_channels(in_channels)
 
-    def _checked(self, in_channels: int, transform: bool) -> int:
-        if in_channels != self.out_channels and (self.residual or not transform):
+    def set_in_channels(self, in_channels: int) -> None:
+        """Gives the layer its input size and its initial values; if made with -1, the first forward pass does."""
+        if in_channels != self.out_channels and (self.residual or self.value is None):
             raise UserError(
                 f"in_channels {in_channels} and out_channels {self.out_channels} must be equal with residual=True or "
                 f"transform=False; to change the size, set residual=False and keep transform=True"
             )
-        return in_channels
-
-    def _begin(self) -> None:
-        """``initialisation="identity"``, if the map is that of this class and has a size: W = I + 0.1 W₀, b = 0."""
-        if self.initialisation == "identity" and type(self.value) is nn.Linear:
+        self.in_channels = in_channels
+        for layer in (self.query, self.key, self.value):
+            give_size(layer, in_channels)
+        if self.initialisation == "identity" and type(self.value) is nn.Linear:  # W = I + 0.1 W₀, b = 0
             with torch.no_grad():
-                self.value.weight.mul_(0.1).view(self.num_heads, -1, self.in_channels).diagonal(dim1=1, dim2=2).add_(1)
+                self.value.weight.mul_(0.1).view(self.num_heads, -1, in_channels).diagonal(dim1=1, dim2=2).add_(1)
                 self.value.bias.zero_()
 
     def reset_parameters(self) -> None:
@@ -126,14 +127,8 @@ class DIFFormerConv(nn.Module):
         for layer in (self.query, self.key, self.value):
             if layer is not None and hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        self._begin()
-
-    def set_in_channels(self, in_channels: int) -> None:
-        """Gives a layer made with ``in_channels=-1`` its input size, as the first forward pass does."""
-        self.in_channels = self._checked(in_channels, self.value is not None)
-        for layer in (self.query, self.key, self.value):
-            give_size(layer, in_channels)
-        self._begin()
+        if self.in_channels != -1:
+            self.set_in_channels(self.in_channels)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True

@@ -30,10 +30,7 @@ from difformer.kernels.layer_nodes import MaskKey
 
 
 class _Place:
-    """Where in the stream of masks a forward pass is; as a context manager, the place of this thread from its start.
-
-    `site` counts the dropouts so far, and the draws (`_DRAW`).
-    """
+    """Where in the stream of masks a forward pass is: `site` counts the dropouts so far, and the draws (`_DRAW`)."""
 
     def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
         self.key, self.rows, self.start, self.site = key, rows, site, site
@@ -128,16 +125,10 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
 def keyed_uniform(
     shape: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.float32, nodes: bool = True
 ) -> Tensor | None:
-    """Numbers uniform on (0, 1) that follow from the key as masks do; dropouts and draws do not count each other.
+    """Numbers uniform on (0, 1) of shape ``(rows, …)`` that follow from the key as masks do, the same on all devices.
 
-    Args:
-        shape: ``(rows, …)``.
-        device: Where they are made: the same numbers on all devices.
-        dtype: float32 or float64.
-        nodes: Whether rows are nodes, of which this process may hold a part.
-
-    Returns:
-        None outside `dropout_key`: use torch's generator.
+    `nodes` says whether rows are nodes, of which this process may hold a part. Dropouts and draws do not count each
+    other. None outside `dropout_key`: use torch's generator.
     """
     return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
@@ -155,7 +146,7 @@ def next_mask(p: float, training: bool) -> MaskKey | None:
 
 
 class LayerDropout(NamedTuple):
-    """The dropout behind a layer, for kernels that make it themselves; see `difformer.kernels.fused.fused_layer`."""
+    """The dropout after a layer, for kernels that apply it themselves; see `difformer.kernels.fused.fused_layer`."""
 
     rate: float
     training: bool

@@ -140,8 +140,7 @@ class Pretrained(nn.Module):
             diffusivity: Their ``kernel``: ``"simple"`` or ``"sigmoid"``.
             options: What weights do not show: ``step_size`` (their ``alpha``), ``graph_weight`` (None if theirs is
                 not used), ``norm=False`` and ``residual=False`` (without their ``use_bn`` and ``use_residual``),
-                ``source_weight``, ``dropout``, ``activation``. Sizes, layers, heads and ``transform`` are read off
-                the weights.
+                ``source_weight``, ``dropout``, ``activation``.
 
         Raises:
             ValueError: If parameters are missing, left over, or do not fit together.
@@ -168,12 +167,14 @@ class Pretrained(nn.Module):
         if strange:
             raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
         hidden, in_channels = state_dict["fcs.0.weight"].shape
-        sizes = {"in_channels": in_channels, "hidden_channels": hidden, "num_layers": len(layers)}
-        sizes |= {"out_channels": state_dict["fcs.1.weight"].shape[0]}
-        sizes |= {"num_heads": state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1}
-        exact = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}  # the paper's form
-        exact["qk_norm"] = {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row")
-        model = cls(**sizes, transform=transform, norm=norm, diffusivity=diffusivity, **(exact | options))
+        exact = {
+            "num_layers": len(layers),
+            "num_heads": state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1,
+            "qk_norm": {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row"),
+            **{"transform": transform, "norm": norm, "diffusivity": diffusivity},
+            **{"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"},  # the paper's form
+        }
+        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(exact | options))  # type: ignore[call-arg]
         try:
             model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
         except RuntimeError as error:
@@ -251,19 +252,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model that is much larger than its saved weights fails at once.
-
-    A configuration from elsewhere may ask for 10⁹ layers; that the weights are of another model would be noticed only
-    after all layers were built.
-
-    Raises:
-        UserError: If this thread registers far more parameters or modules than fit `weights`.
-    """
+    """Within it, building a model far larger than its saved weights raises a UserError at once, not after 10⁹ layers."""
     total, thread = sum(value.numel() for value in weights.values()), threading.get_ident()
     left = {"numbers": 10_000 + 2 * total, "modules": 1_000 + 20 * len(weights)}
 
     def take(kind: str, amount: int) -> None:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread:  # hooks are global
             left[kind] -= amount
             if left[kind] < 0:
                 raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
