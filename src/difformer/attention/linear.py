@@ -37,6 +37,9 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
     """Problems × rows of ``x [P, n, d]`` in parts of about the elements that a cache holds."""
     problems, n, d = x.shape
     budget = CPU_PART if x.device.type == "cpu" else GPU_PART
+    if problems * n * d <= budget:
+        yield slice(0, problems), slice(0, n)
+        return
     step, rows = max(budget // max(n * d, 1), 1), max(budget // max(d, 1), 64)
     for p, i in itertools.product(range(0, problems, step), range(0, n, rows)):
         yield slice(p, p + step), slice(i, i + rows)

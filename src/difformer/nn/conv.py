@@ -84,9 +84,7 @@ class DIFFormerConv(nn.Module):
         check_choice("backend", backend, BACKENDS)
         check_counts(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         if not abs(source_weight) <= LARGEST_SOURCE:
-            raise UserError(
-                f"source_weight must lie within ±{LARGEST_SOURCE:g}, got {source_weight!r}: a finite number"
-            )
+            raise UserError(f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g}")
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:

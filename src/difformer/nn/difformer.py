@@ -156,7 +156,8 @@ class DIFFormer(Pretrained):
             z = layer(z, source=source, context=context)
         z = norm(z)
         if self.activation is not None:
-            z = ACTIVATIONS[self.activation](z)
+            activation: Any = ACTIVATIONS[self.activation]
+            z = activation(z)
         return dropout(z, self.dropout, self.training)
 
     def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:

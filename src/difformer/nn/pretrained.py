@@ -174,7 +174,7 @@ class Pretrained(nn.Module):
             **{"transform": transform, "norm": norm, "diffusivity": diffusivity},
             **{"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"},  # the paper's form
         }
-        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(exact | options))  # type: ignore[call-arg]
+        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(exact | options))
         try:
             model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
         except RuntimeError as error:
@@ -252,7 +252,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model far larger than its saved weights raises a UserError at once, not after 10⁹ layers."""
+    """Within it, building a model far larger than its saved weights raises a UserError, at once and not after hours."""
     total, thread = sum(value.numel() for value in weights.values()), threading.get_ident()
     left = {"numbers": 10_000 + 2 * total, "modules": 1_000 + 20 * len(weights)}
 
