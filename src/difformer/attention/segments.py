@@ -141,10 +141,7 @@ class Segments:
         batch: ``[N]`` int64, as given.
         sizes: ``[num_graphs]`` int64, rows of each graph.
         by_graph: ``[N]``: the rows, graph after graph.
-        rows: Which row stands at each place of the blocks, block after block.
-        order: ``[N]``: the same without padding.
-        place: ``[N]``: where each entry of `order` stands among `rows`.
-        layout: `rows`, `order`, `place` and sizes of each block: compiled operators take tensors, not objects.
+        layout: `rows`, `order`, `place` and `sizes` of each `Block`: compiled operators take tensors, not objects.
         shapes: For each block its graphs, its nodes and its places that are no padding.
         largest: Rows of the largest graph.
 
@@ -168,30 +165,23 @@ class Segments:
             self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
 
     def _lay_out(self, policy: Policy) -> None:
-        self.by_graph = by_graph = torch.argsort(self.batch, stable=True)
-        sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once per batch
+        self.by_graph = torch.argsort(self.batch, stable=True)
+        sizes, device = self.sizes.cpu(), self.batch.device  # blocks are cut by a loop: one copy to the host per batch
         graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
-        lengths = sizes[graphs]
-        shapes = _cut(lengths, policy)
-        device = self.batch.device
-        counts, widths = (torch.tensor([shape[at] for shape in shapes], dtype=torch.long) for at in (0, 1))
-        nodes = torch.repeat_interleave(widths, counts)
-        # Places of graph g: its nodes from `start` in `by_graph`, then its first one again and again.
-        owner = torch.repeat_interleave(torch.arange(len(graphs)), nodes)
-        within = torch.arange(owner.numel()) - (nodes.cumsum(0) - nodes)[owner]
-        real = within < lengths[owner]
-        start = (sizes.cumsum(0) - sizes)[graphs]
-        position = start[owner] + torch.where(real, within, 0)
-        self.rows = by_graph[position.to(device)]
-        self.place = real.nonzero().squeeze(1).to(device)
-        self.order = self.rows[self.place]
-        places, kept, each = [g * n for g, n, _ in shapes], [real for _, _, real in shapes], [g for g, _, _ in shapes]
-        starts = torch.tensor([0, *places[:-1]]).cumsum(0).tolist()
-        within_block = [part - start for part, start in zip(self.place.split(kept), starts, strict=False)]
-        parts = (self.rows.split(places), self.order.split(kept), within_block, lengths.to(device).split(each))
-        self.layout = torch.cat([self.rows[:0], *(part for block in zip(*parts, strict=True) for part in block)])
-        self.shapes = tuple(shapes)
-        self.largest = shapes[-1][1] if shapes else 0
+        lengths, start = sizes[graphs], (sizes.cumsum(0) - sizes)[graphs]
+        self.shapes = tuple(_cut(lengths, policy))
+        self.largest = self.shapes[-1][1] if self.shapes else 0
+        each, position, place = [graphs for graphs, _, _ in self.shapes], [start[:0]], [start[:0]]
+        for (_, nodes, _), first, size in zip(self.shapes, start.split(each), lengths.split(each), strict=True):
+            within = torch.arange(nodes)
+            real = within < size.unsqueeze(1)
+            # The nodes of a graph from `first` in `by_graph`, then its first one again and again.
+            position.append((first.unsqueeze(1) + torch.where(real, within, 0)).flatten())
+            place.append(real.flatten().nonzero().squeeze(1))
+        rows = self.by_graph[torch.cat(position).to(device)].split([len(part) for part in position])
+        places = torch.cat(place).to(device).split([len(part) for part in place])
+        parts = zip(rows, places, [places[0], *lengths.to(device).split(each)], strict=True)
+        self.layout = torch.cat([part for row, at, size in parts for part in (row, row[at], at, size)])
 
     @functools.cached_property
     def place_by_graph(self) -> Tensor:
@@ -217,8 +207,10 @@ class Segments:
 
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Padded results ``[graphs, nodes, …]``, one per block, back to rows ``[N, …]``."""
-        flat = torch.cat([part.flatten(0, 1) for part in parts])
-        return flat.new_zeros(self.batch.numel(), *flat.shape[1:]).index_copy(0, self.order, flat[self.place])
+        blocks, flat = self.blocks, [part.flatten(0, 1) for part in parts]
+        flat = [x if block.place is None else x[block.place] for x, block in zip(flat, blocks, strict=True)]
+        order = torch.cat([block.order for block in blocks])
+        return flat[0].new_zeros(self.batch.numel(), *flat[0].shape[1:]).index_copy(0, order, torch.cat(flat))
 
     def has_edges(self, edge_index: Tensor) -> Tensor:
         """``[N]`` bool: whether a row's graph has at least one edge."""
