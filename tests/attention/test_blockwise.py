@@ -18,9 +18,9 @@ diffusivities = pytest.mark.parametrize("diffusivity", ALL, ids=lambda x: getatt
 @pytest.mark.parametrize("batched", [False, True], ids=["one graph", "batch"])
 def test_tiles_of_any_size(monkeypatch, diffusivity, pairs, columns, batched):
     monkeypatch.setattr(tiles, "tile_budget", lambda device: pairs)
-    monkeypatch.setattr("difformer.attention.blockwise.tile_budget", lambda device: pairs)
     monkeypatch.setattr(tiles, "COLUMNS", columns)
-    batch = torch.arange(45) // 11 if batched else None  # four graphs of 11 rows and one of one
+    sizes = torch.tensor([6, 6, 5, 9, 19])  # three share a block, the others go alone
+    batch = torch.arange(5).repeat_interleave(sizes) if batched else None
     inputs = make_inputs(45, 2, 5, 4, shared=True)
     found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, batch=batch, backend="blockwise"), *inputs)
     assert_near(found, expected(diffusivity, *inputs, batch=batch), 1e-11)

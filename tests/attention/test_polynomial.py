@@ -8,9 +8,8 @@ import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs, peak_bytes
 
-from difformer.attention import Segments, dispatch, monomials, polynomial, propagate, reference, summarise
-from difformer.attention.monomials import evaluate, moments
-from difformer.attention.polynomial import bounds, coefficients, degree_for
+from difformer.attention import Segments, dispatch, polynomial, propagate, reference, summarise
+from difformer.attention.polynomial import bounds, coefficients, degree_for, evaluate, moments
 from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 from difformer.diffusivity import CONSTANT, SIGMOID, SIMPLE
 
@@ -71,26 +70,26 @@ def test_no_degree_is_enough_for_a_narrow_peak():
 @pytest.mark.parametrize(("d", "degree"), [(1, 4), (4, 1), (4, 3), (3, 5), (16, 3)])
 def test_monomials_and_their_weights(d, degree):
     tuples = list(itertools.combinations_with_replacement(range(d), degree))
-    assert monomials.count(d, degree) == len(tuples)
+    assert polynomial.count(d, degree) == len(tuples)
     weights = [math.factorial(degree) / math.prod(math.factorial(t.count(a)) for a in set(t)) for t in tuples]
-    assert monomials.weights(d, degree).tolist() == weights
+    assert polynomial.weights(d, degree).tolist() == weights
     q, k = torch.randn(2, d, 5, dtype=torch.float64)
-    found = monomials.powers(q, degree)[-1]
+    found = polynomial.powers(q, degree)[-1]
     torch.testing.assert_close(found, torch.stack([q[list(t)].prod(0) for t in tuples]))
     torch.testing.assert_close(
-        (found.T * monomials.weights(d, degree)) @ monomials.powers(k, degree)[-1], (q.T @ k) ** degree
+        (found.T * polynomial.weights(d, degree)) @ polynomial.powers(k, degree)[-1], (q.T @ k) ** degree
     )
 
 
 def test_count_of_the_theory():
-    assert [monomials.count(d, 3) for d in (16, 32, 64)] == [816, 5984, 45760]
+    assert [polynomial.count(d, 3) for d in (16, 32, 64)] == [816, 5984, 45760]
 
 
 @diffusivities
 @pytest.mark.parametrize(("heads", "shared"), [(1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("elements", [64, 1 << 20], ids=["many parts", "one part"])
 def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements):
-    monkeypatch.setattr(monomials, "CPU_PART", elements)
+    monkeypatch.setattr(polynomial, "CPU_PART", elements)
     q, k, v = make_inputs(150, heads, 4, 3, shared=shared)
     powers = coefficients(diffusivity, degree_for(diffusivity, 1e-3))
 

@@ -12,14 +12,16 @@ from difformer.attention.segments import CPU_POLICY, GPU_POLICY, Segments, _cut,
 def test_every_row_stands_in_one_place(graphs):
     batch = torch.tensor(graphs, dtype=torch.long)
     segments = Segments(batch)
-    assert torch.equal(segments.order.sort().values, torch.arange(len(batch)))
-    assert torch.equal(segments.rows[segments.place], segments.order)
+    order = torch.cat([batch[:0], *(block.order for block in segments.blocks)])
+    assert torch.equal(order.sort().values, torch.arange(len(batch)))
     for block in segments.blocks:
         owners = batch[block.rows]
         assert (owners == owners[:, :1]).all(), "a row of another graph"
         assert torch.equal(block.mask.sum(1), block.sizes)
         assert torch.equal(block.sizes, segments.sizes[owners[:, 0]])
         assert block.full == bool(block.mask.all())
+        assert torch.equal(block.rows[block.mask], block.order)
+        assert block.full or torch.equal(block.rows.flatten()[block.place], block.order)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))

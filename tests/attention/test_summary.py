@@ -143,3 +143,22 @@ def test_a_sender_without_weight_is_not_the_largest_score():
     k, v = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]], [[-1.0, 0.0]]]), torch.tensor([[[9.0]], [[1.0]], [[3.0]]])
     found = summarise(k, v, "gaussian:0.1", torch.tensor([0.0, 1.0, 1.0])).answer(q)
     torch.testing.assert_close(found, torch.tensor([[[2.0]]]))
+
+
+@pytest.mark.parametrize("diffusivity", ["gaussian:0.05", "softmax", "sigmoid"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_senders_without_weight_do_not_count_however_near_they_are(diffusivity, batched):
+    generator = torch.Generator().manual_seed(0)
+    q = torch.nn.functional.normalize(torch.randn(30, 2, 8, generator=generator), dim=-1).requires_grad_()
+    v = torch.randn(30, 2, 3, generator=generator, requires_grad=True)
+    weight, batch = torch.arange(30) % 3 / 2, torch.arange(30) // 15 if batched else torch.zeros(30, dtype=torch.long)
+    found = propagate(q, q, v, diffusivity, weight=weight, batch=batch if batched else None)
+    there = weight > 0
+    wide = [x.detach().double() for x in (q, v, weight)]
+    for graph in batch.unique():
+        rows = batch == graph
+        senders = rows & there
+        alone = summarise(wide[0][senders], wide[1][senders], diffusivity, wide[2][senders]).answer(wide[0][rows])
+        torch.testing.assert_close(found[rows].double(), alone, rtol=1e-4, atol=1e-4)
+    for grad in torch.autograd.grad(found.square().sum(), (q, v)):
+        assert bool(grad.isfinite().all())

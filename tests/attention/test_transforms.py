@@ -149,9 +149,9 @@ def test_a_name_first_met_during_export():
 
 
 def test_export_of_many_rows_keeps_scores_in_parts(monkeypatch):
-    from difformer.attention import blockwise
+    from difformer.attention import tiles
 
-    monkeypatch.setattr(blockwise, "EXPORTED_ROWS", 10)
+    monkeypatch.setattr(tiles, "EXPORTED_ROWS", 10)
     layer, x = Layer("sigmoid").eval(), torch.randn(N, 8)
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 

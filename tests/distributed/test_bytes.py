@@ -7,8 +7,7 @@ import torch
 from ranks_work import one_step
 from test_exact import MODELS
 
-from difformer.attention.monomials import degrees_of, total_count
-from difformer.attention.polynomial import coefficients, degree_for
+from difformer.attention.polynomial import coefficients, degree_for, degrees_of, total_count
 from difformer.attention.scores import diffusivity_of
 from difformer.data import Split, Task
 from difformer.distributed.process_group import Traffic

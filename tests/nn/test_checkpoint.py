@@ -45,6 +45,26 @@ def test_outputs_and_gradients_are_those_without_it_and_less_is_kept(options, ke
     assert kept_again < kept
 
 
+def test_a_graph_kept_for_two_backward_passes_has_the_same_masks_in_both():
+    torch.manual_seed(0)
+    model = DIFFormer(8, 16, 3, dropout=0.5, checkpoint=True)
+    with dropout_key(7):
+        loss = model(torch.randn(N, 8)).square().sum()
+    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    second = torch.autograd.grad(loss, list(model.parameters()))
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_it_can_be_compiled():
+    torch.manual_seed(0)
+    model, x = DIFFormer(8, 16, 3, checkpoint=True), torch.randn(N, 8)
+    out = torch.compile(model, backend="aot_eager")(x)
+    torch.testing.assert_close(out, model(x))
+    out.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_it_is_not_part_of_a_saved_model(tmp_path):
     model = DIFFormer(8, 16, 3, checkpoint=True)
     model.save_pretrained(tmp_path)

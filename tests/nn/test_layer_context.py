@@ -96,8 +96,8 @@ def test_a_context_of_several_ranks_sums_over_them(diffusivity, qk_norm):
         has_edges = None
 
         def norms(self, q, k):
-            squares = [x.square().sum() + y for x, y in zip((q, k), conv.squares(self.other), strict=True)]
-            return squares[0].sqrt(), squares[1].sqrt()
+            others = conv._queries_and_keys(self.other)
+            return tuple((x.square().sum() + y.square().sum()).sqrt() for x, y in zip((q, k), others, strict=True))
 
         def latent(self, q, k, v, diffusivity, backend):
             values = conv.values(self.other)

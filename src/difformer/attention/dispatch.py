@@ -1,8 +1,8 @@
 """One call for all-pair propagation: which operator answers, and why.
 
-Exact unless a tolerance allows otherwise. Diffusivities that are sums take their sums. For all others N² pairs are
-worked out, in O(N) memory, by the quickest operator that serves the device; with a tolerance and enough rows, N times F
-monomials cost less, and are chosen if they fit into the memory that is free. No choice needs memory quadratic in N.
+Exact unless a tolerance allows otherwise. Diffusivities that are sums use their sums. For all others N² pairs are
+computed, in O(N) memory, by the fastest operator for the device; with a tolerance and enough rows, N times F monomials
+cost less, and are chosen if they fit into free memory. No choice needs memory quadratic in N.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer._compat import constant_result, is_transformed
-from difformer.attention import blockwise, linear, monomials, pair_operator, polynomial, reference
+from difformer.attention import linear, pair_operator, polynomial, reference, tiles
 from difformer.attention.polynomial import Bounds, bounds, degree_for
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
@@ -27,41 +27,29 @@ from difformer.free_memory import free_bytes
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
-# How much quicker than the sums of monomials, which are float32, a GPU works out pairs in low precision.
-LOW_PRECISION_GAIN = 8
-# Times the cost of pairs, and additions: beyond both a user is told. Tens of seconds for what takes less than one.
-MUCH_DEARER, MANY_SUMS = 100, 2e10
-LONGEST_SOFTMAX_ROW = 512  # bytes: longer rows have no kernel of torch that leaves the pairs out of memory
+LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU, relative to sums of monomials, which are float32
+MUCH_DEARER, MANY_SUMS = 100, 2e10  # times the cost of pairs, and additions: a user is warned beyond both
+LONGEST_SOFTMAX_ROW = 512  # bytes: for longer rows torch has no kernel that keeps the pairs out of memory
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a choice depends on: rows of the largest graph, channels of q and of v, heads, device and type.
+    """What a choice depends on."""
 
-    `batched` says whether there are several graphs, `pairwise` whether they are so small that pairs cost less than
-    sums, `transformed` whether the call is inside `torch.vmap` or `torch.func.grad`.
-    """
-
-    n: int
-    d: int
-    c: int
+    n: int  # rows of the largest graph
+    d: int  # channels of q
+    c: int  # channels of v
     heads: int
     device: torch.device
     dtype: torch.dtype
-    batched: bool = False
-    pairwise: bool = False
-    transformed: bool = False
+    batched: bool = False  # whether there are several graphs
+    pairwise: bool = False  # whether they are so small that pairs cost less than sums
+    transformed: bool = False  # whether the call is inside `torch.vmap` or `torch.func.grad`
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An operator and the reason for it.
-
-    Args:
-        backend: Its name.
-        reason: Why it, in words.
-        bounds: Largest relative errors of g and g', where it is not exact.
-    """
+    """An operator by its name, the reason for it in words, and error bounds of g and g' if it is not exact."""
 
     backend: str
     reason: str
@@ -73,10 +61,10 @@ class Choice:
 
 def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
     """The sums of a graph, their weights and gradients, and the monomials held at a time."""
-    degrees = monomials.degrees_of(found)
-    part = monomials.CPU_PART if s.device.type == "cpu" else monomials.GPU_PART
-    held = max(part, 64 * monomials.count(s.d, max(max(degrees) - 1, 1)))
-    return 4 * (4 * s.heads * monomials.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
+    degrees = polynomial.degrees_of(found)
+    part = polynomial.CPU_PART if s.device.type == "cpu" else polynomial.GPU_PART
+    held = max(part, 64 * polynomial.count(s.d, max(max(degrees) - 1, 1)))
+    return 4 * (4 * s.heads * polynomial.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
 
 
 @constant_result
@@ -98,8 +86,7 @@ def _bounds(key: str, tol: float) -> Bounds:
 def softmax_serves(s: Situation, form: str) -> bool:
     """Whether torch's own attention answers without all pairs in memory: exponentials of one graph on a CUDA device.
 
-    Row-normalised e^(a x + b) is the softmax of a x. On an H200, 19,717 rows of 64 in float32 take 15 ms against 17 by
-    tiles.
+    On an H200, 19,717 rows of 64 channels in float32 take 15 ms, by tiles 17.
     """
     known = s.device.type == "cuda" and s.dtype in (torch.float32, torch.bfloat16, torch.float16)
     fits = max(s.d, s.c) * s.dtype.itemsize <= LONGEST_SOFTMAX_ROW
@@ -158,11 +145,9 @@ def explain(
         n: Rows.
         d: Channels of q and k.
         diffusivity: A name or a `Diffusivity`.
-        channels: Channels of v; left out, d.
-        heads: Heads.
-        device: Where the rows are.
-        dtype: In which precision.
-        tol: Relative error allowed in g; None asks for the exact sums.
+        channels: Channels of v; None for d.
+        heads, device, dtype: Of q.
+        tol: Relative error allowed in g; None for exact sums.
 
     Example:
         >>> print(explain(1_000_000, 64, diffusivity="simple"))
@@ -190,20 +175,18 @@ def propagate(
         k: Keys, the shape of `q`.
         v: Values, ``[N, H, c]``, ``[N, 1, c]`` (shared by the heads) or ``[N, c]``.
         diffusivity: A name or a `Diffusivity`; ``"identity"`` returns the values.
-        batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` worked out before
-            save the sorting.
+        batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` save the sorting.
         backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
             constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"softmax"``
             (exponentials of one graph, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
-        tol: Relative error allowed in g. None asks ``"auto"`` for the exact sums, and stands for 1e-3 where the backend
-            is ``"polynomial"``.
+        tol: Relative error allowed in g. None means exact sums for ``"auto"``, and 1e-3 for ``"polynomial"``.
         weight: ``[N]`` non-negative w: how often each row counts as a sender; None for once.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
 
     Raises:
-        ValueError: If shapes do not fit, or the backend does not serve what it is given.
+        ValueError: If shapes do not fit, or the backend does not support what it is given.
     """
     _check(q, k, v, backend, weight)
     if q.dim() == 2:
@@ -214,12 +197,22 @@ def propagate(
     if form == "identity":
         return v.expand(-1, q.shape[1], -1)
     if weight is not None and not (form in LINEAR and batch is None and backend in ("auto", "linear")):
+        approximate = backend == "polynomial" or (tol is not None and _polynomial_if(key, tol))
+        if form == "exponential" and not weight.requires_grad and not approximate:
+            # w e^(ax) = e^(a (x + log w / a)): as a channel, so that a sender without weight is no row's largest score.
+            slope = slope_of(key)
+            share = (weight.to(k.dtype).log() / slope).clamp_min(torch.finfo(k.dtype).min / (4 * max(slope, 1)))
+            k = torch.cat([k, share.view(-1, 1, 1).expand(-1, k.shape[1], 1)], -1)
+            return propagate(torch.cat([q, torch.ones_like(q[..., :1])], -1), k, v, key, batch=batch, backend=backend)
         # For values [w v, w] any operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by
         # the second drops what it was normalised by.
         mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
         both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
         return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
-    q, k, v = _same_dtype(q, k, v)
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:  # as for any matrix product
+        dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if torch.compiler.is_exporting() and batch is not None:
         # An exported program knows neither this package nor how the next batch is laid out.
         return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
@@ -231,7 +224,11 @@ def propagate(
     with torch.autocast(q.device.type, enabled=False):
         if weight is not None:
             return summarise(k, v, key, weight).answer(q)
-        situation = _situation(q, v, segments)
+        several, (_, heads, d), c = segments is not None, q.shape, v.shape[-1]
+        rows = q.shape[0] if segments is None else segments.largest
+        pairwise = segments is not None and pairs_are_cheaper(q, v, segments)
+        transformed = not torch.compiler.is_compiling() and is_transformed(q)
+        situation = Situation(rows, d, c, heads, q.device, q.dtype, several, pairwise, transformed)
         if backend == "auto":
             backend = choose(situation, key, tol).backend
             if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
@@ -240,36 +237,15 @@ def propagate(
 
 
 def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
-    """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
+    """Whether 2 n² (d + c) operations for the pairs of each graph are fewer than 4 n d c for its sums."""
     d, c = q.shape[-1], v.shape[-1]
     pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
     rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)
     return pairs * (d + c) < 2 * rows * d * c
 
 
-def _situation(q: Tensor, v: Tensor, segments: Segments | None) -> Situation:
-    return Situation(
-        n=q.shape[0] if segments is None else segments.largest,
-        d=q.shape[-1],
-        c=v.shape[-1],
-        heads=q.shape[1],
-        device=q.device,
-        dtype=q.dtype,
-        batched=segments is not None,
-        pairwise=segments is not None and pairs_are_cheaper(q, v, segments),
-        transformed=not torch.compiler.is_compiling() and is_transformed(q),
-    )
-
-
 def _run(
-    backend: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key: str,
-    segments: Segments | None,
-    tol: float | None,
-    situation: Situation,
+    backend: str, q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None, s: Situation
 ) -> Tensor:
     form = form_of(key)
     if torch.compiler.is_compiling():  # the compiler wants the inputs of one operator to be different tensors
@@ -281,15 +257,15 @@ def _run(
         return _polynomial(q, k, v, key, segments, polynomial.DEFAULT_TOL if tol is None else tol)
     if backend == "linear" and form not in LINEAR:
         name = diffusivity_of(key).name
-        raise UserError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
+        raise UserError(f"backend 'linear' is for {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
     if backend == "linear" and form == "simple" and torch.compiler.is_exporting():
         return summarise(k, v, key).answer(q)  # in plain operations: the program runs where this package is missing
-    if backend == "linear" and not (form == "simple" and situation.pairwise):
+    if backend == "linear" and not (form == "simple" and s.pairwise):
         return linear.propagate(q, k, v, key, segments)
     if backend == "fused" and not torch.compiler.is_exporting():
         return pair_operator.propagate(q, k, v, key, segments)
     if backend == "softmax" and not torch.compiler.is_exporting():
-        if not softmax_serves(situation, form):
+        if not softmax_serves(s, form):
             raise UserError(
                 f"backend 'softmax' needs an exponential diffusivity (softmax, gaussian, sharp), one graph, a CUDA "
                 f"device and at most {LONGEST_SOFTMAX_ROW // 4} channels in float32 or {LONGEST_SOFTMAX_ROW // 2} in "
@@ -297,11 +273,11 @@ def _run(
                 f"and {v.shape[-1]} channels{'' if segments is None else ' and a batch'}: try backend='auto'"
             )
         return softmax_attention(q, k, v, slope_of(key))
-    return blockwise.propagate(q, k, v, key, segments)
+    return tiles.propagate(q, k, v, key, segments)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
-    """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels want."""
+    """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels need."""
 
     def laid(x: Tensor) -> Tensor:
         missing = -x.shape[-1] % 16
@@ -313,50 +289,37 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
-    """By sums of monomials; of a batch large graphs one after the other, and all small ones together by their pairs."""
+    """Sums of monomials; in a batch large graphs go one by one, and all small ones together by their pairs."""
     powers = polynomial.expand(key, tol)
     pay = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], powers)
     if segments is None:
         _warn_of_cost(q, v, powers, pay)
         return summarise(k, v, key, tol=tol).answer(q)
     polynomial.check_norms(q=q, k=k)
-    large = (segments.sizes > pay).nonzero().squeeze(1).tolist()
-    if not large:
-        return blockwise.propagate(q, k, v, key, segments)
-    order, outs = [], []
-    for graph in large:
-        rows = (segments.batch == graph).nonzero().squeeze(1)
-        outs.append(summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]))
-        order.append(rows)
-    rows = (segments.sizes[segments.batch] <= pay).nonzero().squeeze(1)
+    pays = segments.sizes > pay
+    order = [(segments.batch == graph).nonzero().squeeze(1) for graph in pays.nonzero().squeeze(1).tolist()]
+    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in order]
+    rows = (~pays[segments.batch]).nonzero().squeeze(1)
     if rows.numel():
-        few = Segments(segments.batch[rows], segments.num_graphs)
-        outs.append(blockwise.propagate(q[rows], k[rows], v[rows], key, few))
+        few = Segments(segments.batch[rows], segments.num_graphs) if outs else segments
+        outs.append(tiles.propagate(q[rows], k[rows], v[rows], key, few))
         order.append(rows)
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
 
 
 def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> None:
-    """Monomials grow quickly with degree and channels: minutes where pairs take a second are not silent."""
+    """Warns if monomials, whose number grows fast with degree and channels, cost much more than pairs."""
     if torch.compiler.is_compiling():
         return
-    sums = q.shape[0] * q.shape[1] * monomials.total_count(q.shape[-1], monomials.degrees_of(powers)) * v.shape[-1]
+    sums = q.shape[0] * q.shape[1] * polynomial.total_count(q.shape[-1], polynomial.degrees_of(powers)) * v.shape[-1]
     if pay > MUCH_DEARER * q.shape[0] and sums > MANY_SUMS:
         warnings.warn(
             f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "
             f"degree {len(powers) - 1} in {q.shape[-1]} channels it pays from {pay:,} rows on, and there are "
-            f"{q.shape[0]:,}; raise tol, or leave the choice to backend='auto'",
+            f"{q.shape[0]:,}; raise tol, or use backend='auto'",
             UserWarning,
             stacklevel=5,
         )
-
-
-def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three: autocast's, as for any matrix product, or the widest of theirs."""
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:
@@ -364,9 +327,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None)
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.dtype.is_floating_point:
-            raise UserError(
-                f"{name} must hold real numbers of floating point, got {x.dtype}; convert it: {name}.float()"
-            )
+            raise UserError(f"{name} must hold real numbers (float), got {x.dtype}; convert it: {name}.float()")
     if q.dim() not in (2, 3) or q.shape != k.shape:
         raise UserError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):

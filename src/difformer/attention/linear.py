@@ -1,6 +1,6 @@
 """All-pair propagation in linear time, for diffusivities that are sums: simple (g = 1 + x) and constant (g = 1).
 
-With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each worked out once,
+With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each computed once,
 
     P_i = (ν + Mᵀq_i) / r_i,   r_i = N + κᵀq_i.
 
@@ -10,12 +10,12 @@ Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and D_i = a_iᵀP
     ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν,
 
 so that nothing of size N×d is kept but the inputs: one pass over keys and one over queries, either way. Every pass goes
-through the rows in parts: on a CPU a part stays in the cache from the first operation to the last, and rows of low
-precision are converted part by part.
+through the rows in parts, which stay in the cache of a CPU; rows of low precision are converted part by part.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import form_of, working_dtype
-from difformer.attention.segments import Segments, blocks, by_head
+from difformer.attention.segments import Segments, blocks
 from difformer.shortcut import row_operator
 
-CPU_PART = 1 << 20  # elements of q that are worked on at a time
+CPU_PART = 1 << 20  # elements of q processed at a time
 GPU_PART = 1 << 26
 GPU_SLICES = 512  # products side by side that fill a GPU
 SMALLEST_SLICE = 128  # rows of a slice that are worth a product of their own
@@ -41,19 +41,18 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(0, problems), slice(0, n)
         return
     step, rows = max(budget // max(n * d, 1), 1), max(budget // max(d, 1), 64)
-    for p in range(0, problems, step):
-        for i in range(0, n, rows):
-            yield slice(p, p + step), slice(i, i + rows)
+    for p, i in itertools.product(range(0, problems, step), range(0, n, rows)):
+        yield slice(p, p + step), slice(i, i + rows)
 
 
-def add_outer(to: Tensor, a: Tensor, b: Tensor) -> None:
+def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
     """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
 
-    On a GPU a product of two tall matrices would be left to one of its processors for each problem: the rows are cut
-    into slices, whose products are worked out side by side.
+    On a GPU a product of two tall matrices would use one processor per problem: the rows are cut into at most `most`
+    slices of at least `smallest` rows, which are multiplied side by side.
     """
     problems, n, _ = a.shape
-    slices = min(GPU_SLICES // max(problems, 1), n // SMALLEST_SLICE) if a.is_cuda else 1
+    slices = min(most // max(problems, 1), n // smallest) if a.is_cuda else 1
     if slices < 2:
         to.baddbmm_(a.mT, b)
         return
@@ -92,22 +91,13 @@ def answer_queries(
 
 
 def query_gradients(
-    grad: Tensor,
-    q: Tensor,
-    total: Tensor,
-    count: Tensor | int,
-    to: Tensor,
-    outer: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    grad: Tensor, q: Tensor, total: Tensor, count: Tensor | int, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν.
 
     D_i = a_iᵀP_i = (q_iᵀM a_i + νᵀa_i) / r_i comes from M a_i, which ∂q needs anyhow: the output need not be kept.
     """
-    dtype = total.dtype
-    outer_grad, keys_grad = outer.new_zeros(outer.shape), keys.new_zeros(keys.shape)
-    values_grad = values.new_zeros(values.shape)
+    dtype, (outer_grad, keys_grad, values_grad) = total.dtype, (x.new_zeros(x.shape) for x in (outer, keys, values))
     for p, i in parts(q):
         r, part = total[p, i], q[p, i].to(dtype)
         a = grad[p, i].to(dtype) / r
@@ -154,14 +144,10 @@ def _forward(
     """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M, κ and ν."""
     out, total, *kept = _results(q, k, v, layout)
     for block in blocks(layout, shapes, q.shape[0]):
-        inputs = (block.take(q), block.take(k, zero=True), block.take(v, zero=True))
-        state = kept if layout is None else _state(q, v, inputs[0].shape[0])
-        room = block.room(out), block.room(total)
-        for q_h, k_h, v_h, out_h, total_h, *sums in by_head(*inputs, *room, *state):
+        state = kept if layout is None else _state(q, v, q.shape[0] * block.rows.shape[0])
+        for _, (k_h, v_h, q_h, out_h, total_h, *sums) in block.pieces((k, v, q), (out, total), state, zeroed=2):
             sum_keys(k_h, v_h, *sums)
             answer_queries(q_h, block.count(q_h), out_h, total_h, *sums)
-        block.put(out, room[0])
-        block.put(total, room[1])
     outer, keys, values = kept
     return out, total, outer, keys, values
 
@@ -180,18 +166,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = [torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v)]
     for block in blocks(layout, shapes, q.shape[0]):
-        alone = (block.take(x, zero=True) for x in (grad, k, v))  # zero at padding, so that they may be summed
-        rows = [*alone, block.take(q), block.take(total)]
-        state = [outer, keys, values] if layout is None else _state(q, v, rows[0].shape[0])
-        room = [block.room(x) for x in grads]
-        for head, (g_h, k_h, v_h, q_h, total_h, *found) in enumerate(by_head(*rows, *state, *room)):
-            sums, (q_grad, k_grad, v_grad) = found[:3], found[3:]
+        state = [outer, keys, values] if layout is None else _state(q, v, q.shape[0] * block.rows.shape[0])
+        # Zero at padding, so that they may be summed: the gradient, keys and values.
+        for head, (g_h, k_h, v_h, q_h, r_h, q_grad, k_grad, v_grad, *sums) in block.pieces(
+            (grad, k, v, q, total), grads, state, zeroed=3
+        ):
             if layout is not None:
                 sum_keys(k_h, v_h, *sums)
-            pulled = query_gradients(g_h, q_h, total_h, block.count(q_h), q_grad, *sums)
+            pulled = query_gradients(g_h, q_h, r_h, block.count(q_h), q_grad, *sums)
             key_gradients(k_h, v_h, pulled, k_grad, v_grad, add=head > 0 and v.shape[2] == 1)
-        for x, result in zip(grads, room, strict=True):
-            block.put(x, result)
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
 
 

@@ -6,19 +6,33 @@ written in powers,
     g(x) ≈ Σ_p a_p x^p,
 
 is off by a factor 1 ± ε at most. Rows are normalised by sums of the same positive g, so that no weight of the attention
-is off by more than (1 + ε) / (1 - ε). Gradients follow g', whose bound is a larger one: both are reported.
+is off by more than (1 + ε) / (1 - ε). Gradients follow g', whose bound is larger: both are reported (`Bounds`).
 
-With (q·k)^p = Σ_α w_α q^α k^α over the symmetric monomials of degree p (`difformer.attention.monomials`),
+A power of an inner product is (q·k)^p = Σ_α w_α q^α k^α over the C(d + p - 1, p) symmetric monomials of degree p, with
+the multinomial weights w_α = p! / α!. So polynomial attention is two sums, `moments` and `evaluate`,
 
-    T_α = Σ_j k_j^α [v_j, 1],      [Σ_j g_ij v_j, Σ_j g_ij] ≈ Σ_α a_p w_α q_i^α T_α
+    T_α = Σ_j k_j^α [v_j, 1],      [Σ_j g_ij v_j, Σ_j g_ij] ≈ Σ_α a_p w_α q_i^α T_α,
 
-takes time O(N F c) for F monomials and memory O(N c + F c). Degrees whose coefficient is zero are left out: sigmoid to
-1e-3 needs 0, 1 and 3.
+in time O(N F c) for F monomials and memory O(N c + F c). Degrees whose coefficient is zero are left out: sigmoid to
+1e-3 needs 0, 1 and 3. Each sum is the other's adjoint: the gradient of the values is an `evaluate`, that of T is a
+`moments`; the gradient of the rows comes with either.
+
+The monomials x_a x_b x_c with a ≤ b ≤ c stand in lexicographic order. Those that begin with x_a are x_a times the
+*tail* of the list of degree p - 1 that uses variables from a on. So a sum over monomials needs the list of degree p - 1
+alone, for some rows at a time, and one matrix product per leading variable a:
+
+    T_a = Σ_i tail_a(x_i) (x_ia y_i)ᵀ,        z_i = Σ_a x_ia (T_aᵀ tail_a(x_i)).
+
+In `add_moments` and `evaluate_rows` rows run along the last axis, ``[monomials, n]``: there are many rows and few
+channels.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,33 +41,32 @@ from numpy.polynomial import chebyshev
 from torch import Tensor
 
 from difformer._compat import constant_result
-from difformer.attention.monomials import degrees_of, total_count
+from difformer.attention.linear import add_outer
 from difformer.attention.scores import apart, diffusivity_of, working_dtype
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.shortcut import is_eager
+from difformer.free_memory import elements_at_a_time
+from difformer.shortcut import is_eager, row_operator
 
 DEFAULT_TOL = 1e-3
 # What rounding may add to a norm of one.
 NORM_SLACK = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 LARGEST_DEGREE = 12
 GRID_POINTS = 8193
-NEGLIGIBLE = 1e-13  # against the largest coefficient: what rounding leaves of one that is zero
+NEGLIGIBLE = 1e-13  # relative to the largest coefficient: what rounding leaves of one that is zero
+CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
+GPU_PART = 1 << 27
+GPU_SLICES = 16  # products side by side that fill a GPU
+SMALLEST_SLICE = 1024  # rows of a slice that are worth a product of their own
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Largest relative errors of a polynomial on [-1, 1].
+    """Largest relative errors of a polynomial on [-1, 1]."""
 
-    Args:
-        degree: Degree p of the polynomial.
-        value: Of g.
-        slope: Of g', relative to g' itself; of a constant g it is zero.
-    """
-
-    degree: int
-    value: float
-    slope: float
+    degree: int  # p
+    value: float  # error of g
+    slope: float  # error of g', relative to g' itself; zero for a constant g
 
     def __str__(self) -> str:
         return f"degree {self.degree}: g to {self.value:.1e}, g' to {self.slope:.1e}"
@@ -64,12 +77,11 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     """a_0 … a_p of the interpolant; exactly zero where g has none (sigmoid: 2, 4, …)."""
     if degree < 0:
         raise UserError(f"degree must not be negative, got {degree}")
-
     points = chebyshev.chebpts1(degree + 1)
     with torch.no_grad():
         values = diffusivity.g(torch.from_numpy(points)).numpy()
     series = chebyshev.chebfit(points, values, degree)
-    # Zeros are told in the Chebyshev basis, which rounding reaches last.
+    # Zeros are recognised in the Chebyshev basis, which rounding affects least.
     series[np.abs(series) < NEGLIGIBLE * np.abs(series).max()] = 0.0
     powers = chebyshev.cheb2poly(series)
     powers = np.concatenate([powers, np.zeros(degree + 1 - len(powers))])
@@ -140,7 +152,7 @@ def longest_row(x: Tensor) -> float:
 
 
 def within_ball(x: Tensor) -> bool:
-    """Whether all rows have norm at most one, but for rounding; taken on trust where values are out of sight."""
+    """Whether all rows have norm at most one, up to rounding; assumed if values cannot be read."""
     return not is_eager(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
 
 
@@ -148,8 +160,224 @@ def check_norms(**rows: Tensor) -> None:
     """Refuses rows of norm above one, by the name of the argument."""
     for name, x in rows.items():
         if not within_ball(x):
-            longest = longest_row(x)
             raise UserError(
-                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
+                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest_row(x):.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
             )
+
+
+def count(d: int, degree: int) -> int:
+    """Monomials of one degree in d variables."""
+    return math.comb(d + degree - 1, degree)
+
+
+def total_count(d: int, degrees: Sequence[int]) -> int:
+    """Monomials of several degrees."""
+    return sum(count(d, degree) for degree in degrees)
+
+
+def tail(d: int, degree: int, first: int) -> int:
+    """Where the monomials in variables from `first` on begin."""
+    return count(d, degree) - count(d - first, degree)
+
+
+@functools.lru_cache(maxsize=64)
+def weights(d: int, degree: int) -> Tensor:
+    """Multinomial weights p! / α! in the order of the monomials, float64."""
+    weight, leading, run = torch.ones(1, dtype=torch.float64), torch.full((1,), -1), torch.zeros(1, dtype=torch.long)
+    for p in range(1, degree + 1):
+        parts = []
+        for a in range(d):
+            start = tail(d, p - 1, a)
+            longer = torch.where(leading[start:] == a, run[start:] + 1, 1)  # how often x_a stands in front
+            parts.append((weight[start:] * p / longer, torch.full_like(longer, a), longer))
+        weight, leading, run = (torch.cat(part) for part in zip(*parts, strict=True))
+    return weight
+
+
+def powers(x: Tensor, degree: int) -> list[Tensor]:
+    """The lists of degree 1 … `degree` for the rows ``x [d, n]``."""
+    lists = [x]
+    for p in range(2, degree + 1):
+        lists.append(torch.cat([x[a] * lists[-1][start:] for a, start, _ in _leading(x.shape[0], p)]))
+    return lists
+
+
+def pull_powers(x: Tensor, lists: list[Tensor], grads: list[Tensor]) -> Tensor:
+    """The gradient of x, given those of the lists of degree 1, 2, …; overwrites them."""
+    d, x_grad = x.shape[0], torch.zeros_like(x)
+    for p in range(len(grads), 1, -1):
+        for a, start, place in _leading(d, p):
+            given = grads[p - 1][place]
+            x_grad[a].add_((given * lists[p - 2][start:]).sum(0))
+            grads[p - 2][start:].addcmul_(x[a], given)
+    return x_grad.add_(grads[0])
+
+
+def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
+    """Each leading variable, where its tail begins, and its place among the monomials of this degree."""
+    at = 0
+    for a in range(d):
+        start = tail(d, degree - 1, a)
+        size = count(d, degree - 1) - start
+        yield a, start, slice(at, at + size)
+        at += size
+
+
+def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """Each degree and its monomials, which stand one after the other."""
+    at = 0
+    for degree in degrees:
+        yield degree, state[at : at + count(d, degree)]  # not of a split, whose views an export cannot write to
+        at += count(d, degree)
+
+
+def _held(degrees: Sequence[int]) -> int:
+    """The degree of the longest list that is needed: one less than that of the polynomial."""
+    return max(max(degrees, default=0) - 1, 1)
+
+
+def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
+    """Rows of ``x [n, d]`` in parts, so that the lists that are held stay small."""
+    if torch.compiler.is_exporting():  # a program for any number of rows has no loop over them
+        yield slice(None)
+        return
+    budget = elements_at_a_time(x.device, CPU_PART, GPU_PART)
+    step = max(budget // max(count(x.shape[1], _held(degrees)), 1), 64)
+    for i in range(0, x.shape[0], step):
+        yield slice(i, i + step)
+
+
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds Σ_i a_i b_iᵀ of ``a [m, n]`` and ``b [w, n]`` to ``to [m, w]``."""
+    add_outer(to.unsqueeze(0), a.T.unsqueeze(0), b.T.unsqueeze(0), GPU_SLICES, SMALLEST_SLICE)
+
+
+def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> None:
+    """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
+    for rows in parts(x, degrees):
+        part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
+        lists = powers(part, _held(degrees))
+        for degree, moments in _each(to, x.shape[1], degrees):
+            if degree == 0:
+                moments.add_(values.sum(1))
+            elif degree == 1:
+                _add_product(moments, part, values)
+            else:
+                for a, start, place in _leading(x.shape[1], degree):
+                    _add_product(moments[place], lists[degree - 2][start:], part[a] * values)
+
+
+def evaluate_rows(
+    x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor, u: Tensor | None = None, x_grad: Tensor | None = None
+) -> None:
+    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``.
+
+    Given `u`, also the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``.
+    """
+    for rows in parts(x, degrees):
+        part = x[rows].T.to(state.dtype).contiguous()
+        lists = powers(part, _held(degrees))
+        total = state.new_zeros(state.shape[1], part.shape[1])
+        given = part.new_empty(0) if u is None else u[rows].T.to(state.dtype).contiguous()
+        grads = [] if u is None else [torch.zeros_like(m) for m in lists]
+        for degree, moments in _each(state, x.shape[1], degrees):
+            if degree == 0:
+                total.add_(moments.T)
+            elif degree == 1:
+                total.addmm_(moments.T, part)
+                if u is not None:
+                    grads[0].addmm_(moments, given)
+            else:
+                for a, start, place in _leading(x.shape[1], degree):
+                    inner = moments[place].T @ lists[degree - 2][start:]
+                    total.addcmul_(part[a], inner)
+                    if u is not None:
+                        grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
+                        grads[0][a].add_(inner.mul_(given).sum(0))
+        to[rows] = total.T
+        if x_grad is not None:
+            x_grad[rows] = pull_powers(part, lists, grads).T
+
+
+def degrees_of(coefficients: Sequence[float]) -> list[int]:
+    """The degrees that a polynomial has."""
+    return [degree for degree, a in enumerate(coefficients) if a != 0]
+
+
+def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
+    return state * _weights(d, tuple(coefficients), state.device, state.dtype)
+
+
+@constant_result
+def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    # A function of its own: compilers look through a cache, at the thread behind it.
+    return _kept_weights(d, coefficients, device, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
+    each = lambda: torch.cat([coefficients[p] * weights(d, p) for p in degrees_of(coefficients)]).unsqueeze(1)
+    return apart(lambda: each().to(device=device, dtype=dtype))
+
+
+def _moments_room(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    shape = (x.shape[0], x.shape[2], total_count(x.shape[3], degrees_of(coefficients)), y.shape[-1])
+    return y.new_empty(shape, dtype=working_dtype(x.dtype))
+
+
+def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T ``[runs, H, monomials, w]``."""
+    state, y = torch.zeros_like(_moments_room(x, y, coefficients)), y.expand(-1, -1, x.shape[2], -1)
+    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
+        add_moments(x[run, :, head], y[run, :, head], degrees_of(coefficients), state[run, head])
+    return state
+
+
+def _moments_backward(grad: Tensor, x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), coefficients, y)
+    y_grad = y_grad if y.shape[2] == x.shape[2] else y_grad.sum(2, keepdim=True)
+    return x_grad.to(x.dtype), y_grad.to(y.dtype)
+
+
+def _evaluate_room(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    return state.new_empty((*x.shape[:3], state.shape[-1]))
+
+
+def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
+    return _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients)[0]
+
+
+def _evaluate_backward(grad: Tensor, x: Tensor, state: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    _, x_grad = _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients, grad)
+    return x_grad.to(x.dtype), _weighted(_moments(x, grad, coefficients), x.shape[3], coefficients)
+
+
+def _evaluate_and_pull(
+    x: Tensor, state: Tensor, coefficients: Sequence[float], u: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Σ_α x_i^α T_α, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it (empty without `u`)."""
+    out, x_grad = _evaluate_room(x, state, coefficients), state.new_empty((0,) if u is None else x.shape)
+    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
+        pulled = () if u is None else (u.expand_as(out)[run, :, head], x_grad[run, :, head])
+        evaluate_rows(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head], *pulled)
+    return out, x_grad
+
+
+_sum_moments = row_operator("moments", _moments, _moments_backward, _moments_room, inputs=2, layouts=0)
+_sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _evaluate_room, inputs=2, layouts=0)
+
+
+def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """T for ``x [N, H, d]`` and ``y [N, H or 1, w]``: ``[H, monomials, w]``, in the working precision."""
+    # An exported program must run where this package is not installed: it gets the operations.
+    work = _moments if torch.compiler.is_exporting() else _sum_moments
+    return work(x.unsqueeze(0), y.unsqueeze(0), list(coefficients)).squeeze(0)
+
+
+def evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """z for ``x [N, H, d]`` and the T of `moments`: ``[N, H, w]``."""
+    work = _evaluate if torch.compiler.is_exporting() else _sum_monomials
+    return work(x.unsqueeze(0), state.unsqueeze(0), list(coefficients)).squeeze(0)

@@ -1,12 +1,7 @@
-"""How an operator evaluates a diffusivity: g on a tile of scores, and the slope g' behind it.
+"""How an operator evaluates a diffusivity on a tile of scores: g(x), and the pullback w ↦ w · g'(x).
 
-An operator asks a `Score` for two things, on tiles that it may overwrite:
-
-    g(x)   and   w ↦ w · g'(x).
-
-The diffusivities with a closed form (`FORMS`) are known by their values, not by their names, so that a user's own
-e^(-u) is as quick and as safe as a built-in one. For every other one the slope comes from automatic differentiation
-on the tile.
+The diffusivities with a closed form (`FORMS`) are recognised by their values, not by their names, so that a user's own
+e^(-u) is as fast and as safe as a built-in one. For every other one the slope comes from automatic differentiation.
 
 Exponentials g(x) = e^(a x + b) are row-normalised as a softmax of a x: b cancels, and with the largest score of a row
 subtracted nothing overflows, whatever the norms of q and k.
@@ -29,7 +24,7 @@ from torch import Tensor
 from difformer._compat import constant_result
 from difformer.diffusivity import CONSTANT, IDENTITY, OWN, SIGMOID, SIMPLE, Diffusivity, Elementwise, as_diffusivity
 
-# Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
+# If all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
 # rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
 SMALLEST_MEAN_EXCHANGE = 1e-6
 
@@ -40,25 +35,18 @@ Result = TypeVar("Result")
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in: float64 for float64, float32 for all else."""
+    """The type of sums: float64 for float64, float32 for all else."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
 class Score:
-    """A diffusivity as operators see it.
-
-    Args:
-        diffusivity: What it was made from.
-        form: One of `FORMS`.
-        slope: a of e^(a x + b); one for the other forms.
-        key: A string that finds this score again (`find_score`): compiled operators take strings, not objects.
-    """
+    """A diffusivity as operators see it."""
 
     diffusivity: Diffusivity
-    form: str
-    slope: float
-    key: str
+    form: str  # one of `FORMS`
+    slope: float  # a of e^(a x + b); one for the other forms
+    key: str  # finds this score again (`find_score`): compiled operators take strings, not objects
 
     @property
     def least(self) -> float:
@@ -82,8 +70,7 @@ class Score:
     def value_and_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
         """g(x) and the map w ↦ w · g'(x), which may overwrite w; `x` may be overwritten."""
         if self.form == "general":
-            g, pull = _vjp(self.diffusivity.g, x)
-            return g, pull
+            return _vjp(self.diffusivity.g, x)
         g = self.value(x)
         if self.form == "exponential":
             return g, lambda w: w.mul_(g)
@@ -97,7 +84,7 @@ def _vjp(g: Elementwise, x: Tensor) -> tuple[Tensor, Pullback]:
     return value, lambda w: pull(w)[0]
 
 
-# A score lives as long as a diffusivity that has it, so that nothing is left of the ones that were made and dropped.
+# A score lives as long as a diffusivity that has it, so that nothing is left of those that were dropped.
 _SCORES: weakref.WeakValueDictionary[str, Score] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -115,30 +102,23 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     named = isinstance(given, str) and given not in OWN  # what is registered can be replaced, so it is not kept
     diffusivity = _named(given, channels) if named else as_diffusivity(given)
     score = vars(diffusivity).get("_score")
-    if score is None:
-        score = _made(diffusivity)
+    if score is None:  # equal diffusivities share theirs, so that nothing is compiled twice
+        score = next((known for known in list(_SCORES.values()) if known.diffusivity == diffusivity), None)
+        if score is None:
+            score = Score(diffusivity, *apart(_form, diffusivity), f"{diffusivity.name}#{next(_numbers)}")
+            _SCORES[score.key] = score
         object.__setattr__(diffusivity, "_score", score)  # it is frozen, and this is not part of its value
     return score.key
 
 
-def _made(diffusivity: Diffusivity) -> Score:
-    """The score of a diffusivity; equal ones share theirs, so that nothing is compiled twice."""
-    known = next((score for score in list(_SCORES.values()) if score.diffusivity == diffusivity), None)
-    if known is None:
-        form, slope = apart(_form, diffusivity)
-        known = Score(diffusivity, form, slope, f"{diffusivity.name}#{next(_numbers)}")
-        _SCORES[known.key] = known
-    return known
-
-
 @functools.lru_cache(maxsize=256)
 def _named(name: str, channels: int) -> Diffusivity:
-    """`as_diffusivity`, which checks what it makes, once for each name."""
+    """`as_diffusivity`, which checks what it makes, once per name."""
     return apart(as_diffusivity, name, channels=channels)
 
 
 def apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """Work on real numbers in a thread of its own: an export or a vmap under way in this one would record it."""
+    """Work in a thread of its own: an export or a vmap in progress in this one would record it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *args, **options).result()
 
@@ -179,10 +159,8 @@ def _form(diffusivity: Diffusivity) -> tuple[str, float]:
             return form, 1.0
     one = torch.ones((), dtype=torch.float64)
     at_one, pull = _vjp(diffusivity.g, one)
-    if not float(at_one) > 0:
-        return "general", 1.0
     slope = float(pull(one) / at_one)
-    if not (math.isfinite(slope) and slope > 0):
+    if not (float(at_one) > 0 and math.isfinite(slope) and slope > 0):
         return "general", 1.0
     # As far as e^600 reaches, so that no narrow width underflows.
     x = 1 + torch.linspace(-1.0, 1.0, 401, dtype=torch.float64) * min(21.0, 600 / slope)
@@ -192,7 +170,7 @@ def _form(diffusivity: Diffusivity) -> tuple[str, float]:
     return ("exponential", slope) if same else ("general", 1.0)
 
 
-# Forms are told by values, which a model that is being exported has none of: the fixed ones are known beforehand, the
-# others from the moment that a layer is made with them.
+# Forms are recognised by values, which are not available during an export: the fixed ones are entered here, the others
+# when a layer is made with them.
 for _known in (SIMPLE, SIGMOID, CONSTANT, IDENTITY):
     score_key(_known)

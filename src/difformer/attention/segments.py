@@ -1,9 +1,8 @@
 """Segments: several graphs in one set of rows, kept apart.
 
-All-pair propagation over a batch must never let one graph see another. Graphs of like size are laid side by side into
-blocks ``[graphs, nodes]``, so that each block is one batched matrix product. Where a graph is shorter than its block,
-its own first row is repeated: what stands there is masked, and never comes from another graph. The layout is worked
-out once and serves every layer.
+All-pair propagation over a batch must never let one graph see another. Graphs of similar size are laid side by side
+into blocks ``[graphs, nodes]``, so that each block is one batched matrix product. If a graph is shorter than its block,
+its own first row is repeated and masked: nothing comes from another graph. The layout is computed once for all layers.
 """
 
 from __future__ import annotations
@@ -22,18 +21,14 @@ from difformer.shortcut import is_eager
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of like size side by side; or, without `rows`, all rows as they lie.
+    """Graphs of similar size side by side; or, without `rows`, all rows as they are.
 
-    Args:
-        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; where there is padding, the first
-            row of the same graph.
-        sizes: ``[graphs]`` int64: rows of each graph.
-        order: Rows that are no padding.
-        place: Their places in the block; None where no place is padding.
-        runs: Of the tensors ``[runs, N, …]`` that `take`, `room` and `put` are given.
+    ``rows [graphs, nodes]`` says which row of the input stands at each place (at padding, the first row of the same
+    graph) and ``sizes [graphs]`` how many rows each graph has; `order` are the rows that are no padding and `place`
+    their places in the block (None if no place is padding). Tensors of an operator are ``[runs, N, …]``.
     """
 
-    rows: Tensor = None  # type: ignore[assignment]  # all rows as they lie
+    rows: Tensor = None  # type: ignore[assignment]  # all rows as they are
     sizes: Tensor = None  # type: ignore[assignment]
     order: Tensor = None  # type: ignore[assignment]
     place: Tensor | None = None
@@ -48,14 +43,9 @@ class Block:
         """``[graphs, nodes]`` bool: True where a place holds a row of its own."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.sizes.unsqueeze(1)
 
-    def pad(self, x: Tensor) -> Tensor:
-        """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
-        taken = x[self.rows]
-        return taken if self.full else taken.masked_fill(~self.mask.view(*self.rows.shape, *[1] * (x.dim() - 1)), 0)
-
-    @property
+    @functools.cached_property
     def padding(self) -> Tensor | None:
-        """``[runs × graphs, nodes]`` bool: True where there is no row; None where there is one everywhere."""
+        """``[runs × graphs, nodes]`` bool: True where there is no row; None if there is one everywhere."""
         return None if self.full else ~self.mask.repeat(self.runs, 1)
 
     def count(self, keys: Tensor) -> Tensor | int:
@@ -63,8 +53,12 @@ class Block:
         # A traced program has sizes that are tensors.
         return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
 
+    def pad(self, x: Tensor) -> Tensor:
+        """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
+        return self.take(x.unsqueeze(0), zero=True)
+
     def take(self, x: Tensor, *, zero: bool = False) -> Tensor:
-        """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``, with `zero` in place of padding."""
+        """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``; with `zero`, zero at padding."""
         if self.rows is None:
             return x
         taken = x.index_select(1, self.rows.flatten()).view(-1, self.rows.shape[1], *x.shape[2:])
@@ -84,6 +78,19 @@ class Block:
         flat = result.view(x.shape[0], self.rows.numel(), *x.shape[2:])
         x.index_copy_(1, self.order, flat if self.place is None else flat.index_select(1, self.place))
 
+    def pieces(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], state: Sequence[Tensor] = (), *, zeroed: int = 0
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """For each head its number and views ``[problems, n, …]`` of `inputs`, of room for `outputs` and of `state`.
+
+        The first `zeroed` inputs are zero at padding. After the last head the results are put into `outputs`.
+        """
+        taken = [self.take(x, zero=at < zeroed) for at, x in enumerate(inputs)]
+        room = [self.room(x) for x in outputs]
+        yield from enumerate(by_head(*taken, *room, *state))
+        for x, result in zip(outputs, room, strict=True):
+            self.put(x, result)
+
 
 def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Iterator[Block]:
     """The blocks of `Segments.layout` and its flat `shapes`, as compiled operators take them, or the whole graph."""
@@ -91,20 +98,9 @@ def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Itera
         yield Block()
         return
     counts = list(zip(shapes[0::3], shapes[1::3], shapes[2::3], strict=True))
-    total = sum(real for _, _, real in counts)
-    sizes = (sum(graphs * nodes for graphs, nodes, _ in counts), total, total, sum(graphs for graphs, _, _ in counts))
-    rows, order, place, lengths = layout.split(sizes)
-    at, start, graph = 0, 0, 0
-    for graphs, nodes, real in counts:
-        places = None if real == graphs * nodes else place[start : start + real] - at
-        yield Block(
-            rows[at : at + graphs * nodes].view(graphs, nodes),
-            lengths[graph : graph + graphs],
-            order[start : start + real],
-            places,
-            runs,
-        )
-        at, start, graph = at + graphs * nodes, start + real, graph + graphs
+    parts = iter(layout.split([size for g, n, real in counts for size in (g * n, real, real, g)]))
+    for (graphs, nodes, real), rows, order, place, sizes in zip(counts, parts, parts, parts, parts, strict=True):
+        yield Block(rows.view(graphs, nodes), sizes, order, None if real == graphs * nodes else place, runs)
 
 
 def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -122,20 +118,14 @@ def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @dataclass(frozen=True)
 class Policy:
-    """How graphs are put into blocks.
+    """How graphs are put into blocks."""
 
-    Args:
-        stretch: A block takes sizes up to this multiple of its smallest.
-        enough: A block that already holds this many pairs takes no larger graph: another block costs less than padding.
-        most: Pairs that a block of more than one graph holds at most.
-    """
-
-    stretch: float
-    enough: int
-    most: int
+    stretch: float  # a block takes sizes up to this multiple of its smallest
+    enough: int  # a block with this many pairs takes no larger graph: another block costs less than padding
+    most: int  # pairs of a block of more than one graph
 
 
-# On a CPU a block should stay in the cache, and padding costs more than a further call; on a GPU it is the reverse.
+# On a CPU a block should stay in the cache, and padding costs more than another call; on a GPU it is the reverse.
 CPU_POLICY = Policy(stretch=1.25, enough=1 << 17, most=1 << 19)
 GPU_POLICY = Policy(stretch=2.0, enough=1 << 24, most=1 << 26)
 
@@ -145,17 +135,13 @@ class Segments:
 
     Args:
         batch: ``[N]`` int64, the graph of each row, in any order; numbers without a row are allowed.
-        num_graphs: How many graphs there are; worked out where it is left out.
+        num_graphs: How many graphs there are; None for as many as `batch` names.
 
     Attributes:
         batch: ``[N]`` int64, as given.
         sizes: ``[num_graphs]`` int64, rows of each graph.
-        by_graph: ``[N]``: the rows, graph behind graph.
-        rows: Which row stands at each place of the blocks, one block behind the other.
-        order: ``[N]``: the same without padding.
-        place: ``[N]``: where each entry of `order` stands among `rows`.
-        lengths: Rows of each graph, in the order of the blocks.
-        layout: The last four one behind the other: compiled operators take tensors, not objects.
+        by_graph: ``[N]``: the rows, graph after graph.
+        layout: `rows`, `order`, `place` and `sizes` of each `Block`: compiled operators take tensors, not objects.
         shapes: For each block its graphs, its nodes and its places that are no padding.
         largest: Rows of the largest graph.
 
@@ -179,36 +165,32 @@ class Segments:
             self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
 
     def _lay_out(self, policy: Policy) -> None:
-        self.by_graph = by_graph = torch.argsort(self.batch, stable=True)
-        sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once per batch
+        self.by_graph = torch.argsort(self.batch, stable=True)
+        sizes, device = self.sizes.cpu(), self.batch.device  # blocks are cut by a loop: one copy to the host per batch
         graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
-        lengths = sizes[graphs]
-        shapes = _cut(lengths, policy)
-        device = self.batch.device
-        counts, widths = (torch.tensor([shape[at] for shape in shapes], dtype=torch.long) for at in (0, 1))
-        nodes = torch.repeat_interleave(widths, counts)
-        # Places of graph g: its nodes from `start` in `by_graph`, then its first one again and again.
-        owner = torch.repeat_interleave(torch.arange(len(graphs)), nodes)
-        within = torch.arange(owner.numel()) - (nodes.cumsum(0) - nodes)[owner]
-        real = within < lengths[owner]
-        start = (sizes.cumsum(0) - sizes)[graphs]
-        position = start[owner] + torch.where(real, within, 0)
-        self.rows = by_graph[position.to(device)]
-        self.place = real.nonzero().squeeze(1).to(device)
-        self.order = self.rows[self.place]
-        self.lengths = lengths.to(device)
-        self.layout = torch.cat([self.rows, self.order, self.place, self.lengths])
-        self.shapes = tuple(shapes)
-        self.largest = shapes[-1][1] if shapes else 0
+        lengths, start = sizes[graphs], (sizes.cumsum(0) - sizes)[graphs]
+        self.shapes = tuple(_cut(lengths, policy))
+        self.largest = self.shapes[-1][1] if self.shapes else 0
+        each, position, place = [graphs for graphs, _, _ in self.shapes], [start[:0]], [start[:0]]
+        for (_, nodes, _), first, size in zip(self.shapes, start.split(each), lengths.split(each), strict=True):
+            within = torch.arange(nodes)
+            real = within < size.unsqueeze(1)
+            # The nodes of a graph from `first` in `by_graph`, then its first one again and again.
+            position.append((first.unsqueeze(1) + torch.where(real, within, 0)).flatten())
+            place.append(real.flatten().nonzero().squeeze(1))
+        rows = self.by_graph[torch.cat(position).to(device)].split([len(part) for part in position])
+        places = torch.cat(place).to(device).split([len(part) for part in place])
+        parts = zip(rows, places, [places[0], *lengths.to(device).split(each)], strict=True)
+        self.layout = torch.cat([part for row, at, size in parts for part in (row, row[at], at, size)])
 
     @functools.cached_property
     def place_by_graph(self) -> Tensor:
-        """``[N]``: where each row stands in `by_graph`."""
+        """``[N]``: the place of each row in `by_graph`."""
         return torch.argsort(self.by_graph)
 
     @functools.cached_property
     def ranges(self) -> Tensor:
-        """``[3, N]`` int32, rows taken graph behind graph: where a row's graph begins, where it ends, which it is."""
+        """``[3, N]`` int32, rows taken graph after graph: where a row's graph begins, where it ends, which it is."""
         graph = self.batch[self.by_graph]
         end = self.sizes.cumsum(0)
         return torch.stack([(end - self.sizes)[graph], end[graph], graph]).int()
@@ -224,9 +206,11 @@ class Segments:
         return tuple(blocks(*self.packed))
 
     def gather(self, parts: list[Tensor]) -> Tensor:
-        """Padded results ``[graphs, nodes, …]``, one a block, back to rows ``[N, …]``."""
-        flat = torch.cat([part.flatten(0, 1) for part in parts])
-        return flat.new_zeros(self.batch.numel(), *flat.shape[1:]).index_copy(0, self.order, flat[self.place])
+        """Padded results ``[graphs, nodes, …]``, one per block, back to rows ``[N, …]``."""
+        blocks, flat = self.blocks, [part.flatten(0, 1) for part in parts]
+        flat = [x if block.place is None else x[block.place] for x, block in zip(flat, blocks, strict=True)]
+        order = torch.cat([block.order for block in blocks])
+        return flat[0].new_zeros(self.batch.numel(), *flat[0].shape[1:]).index_copy(0, order, torch.cat(flat))
 
     def has_edges(self, edge_index: Tensor) -> Tensor:
         """``[N]`` bool: whether a row's graph has at least one edge."""
@@ -240,29 +224,19 @@ class Segments:
 
 def _cut(lengths: Tensor, policy: Policy) -> list[tuple[int, int, int]]:
     """Ascending sizes cut into blocks: graphs, nodes and real places of each."""
-    sizes, counts = torch.unique_consecutive(lengths, return_counts=True)
     blocks: list[tuple[int, int, int]] = []
-    graphs, real, smallest, nodes = 0, 0, 0, 0
-
-    def close() -> None:
-        nonlocal graphs, real
-        if graphs:
-            blocks.append((graphs, nodes, real))
-        graphs, real = 0, 0
-
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        if graphs and (size > policy.stretch * smallest or graphs * nodes**2 >= policy.enough):
-            close()
+    smallest = 0  # graph of the last block
+    for size, count in zip(*(x.tolist() for x in torch.unique_consecutive(lengths, return_counts=True)), strict=True):
+        graphs, nodes, real = blocks[-1] if blocks else (0, 0, 0)
+        begins = not blocks or size > policy.stretch * smallest or graphs * nodes**2 >= policy.enough
         while count:
-            if not graphs:
-                smallest = size
-            room = max(policy.most // size**2, 1) - graphs
-            if room <= 0:
-                close()
-                continue
-            taken = min(count, room)
-            graphs, real, nodes, count = graphs + taken, real + taken * size, size, count - taken
-    close()
+            most = max(policy.most // size**2, 1)
+            if begins or graphs >= most:
+                blocks.append((0, 0, 0))
+                (graphs, _, real), smallest, begins = blocks[-1], size, False
+            taken = min(count, most - graphs)
+            graphs, real, count = graphs + taken, real + taken * size, count - taken
+            blocks[-1] = (graphs, size, real)
     return blocks
 
 
@@ -270,7 +244,7 @@ _SEGMENTS: ResultCache[Segments] = ResultCache()
 
 
 def as_segments(batch: Tensor | Segments | None) -> Segments | None:
-    """A batch vector as `Segments`, laid out once per tensor; None (one graph) and ready ones pass through."""
+    """A batch vector as `Segments`, computed once per tensor; None (one graph) and `Segments` pass through."""
     if not isinstance(batch, Tensor):
         return batch
     if not is_eager(batch) or batch.is_inference():

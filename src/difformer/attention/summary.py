@@ -16,21 +16,19 @@ any other                   `Pairs`: the keys and values, visited in tiles  O(N 
                             with a running maximum and normaliser
 =========================== =============================================== ==========
 
-So one graph, a graph in chunks of rows, weighted rows, rows on several ranks (add = all-reduce) and rows that were
-never seen (keep the summary) are the same computation. All summaries differentiate.
+So one graph, a graph in chunks of rows, weighted rows, rows on several ranks (add = all-reduce) and unseen rows (keep
+the summary) are the same computation. All summaries are differentiable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from difformer.attention import blockwise, polynomial
-from difformer.attention.monomials import evaluate, moments
+from difformer.attention import polynomial, tiles
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
 from difformer.attention.tiles import Sums as RunningSums
@@ -38,8 +36,9 @@ from difformer.attention.tiles import add_keys
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 
-S = TypeVar("S", bound="Summary")
-F = TypeVar("F", bound="FixedSize")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 
 
@@ -49,10 +48,10 @@ class Summary(Protocol):
     def answer(self, q: Tensor) -> Tensor:
         """What queries ``[M, H, d]`` receive: ``[M, H, c]``."""
 
-    def __add__(self: S, other: S) -> S:
+    def __add__(self, other: Self) -> Self:
         """The summary of both sets of senders."""
 
-    def to(self: S, device: torch.device | str) -> S:
+    def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
 
     def state(self) -> dict[str, Tensor]:
@@ -61,18 +60,14 @@ class Summary(Protocol):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Sums whose size does not depend on the number of senders.
-
-    Args:
-        sums: The sums of each head. To sum over ranks, all-reduce them and put them back with ``dataclasses.replace``.
-    """
+    """Sums of each head; to sum over ranks, all-reduce them and put them back with ``dataclasses.replace``."""
 
     sums: Tensor
 
-    def __add__(self: F, other: F) -> F:
+    def __add__(self, other: Self) -> Self:
         return replace(self, sums=self.sums + other.sums)
 
-    def to(self: F, device: torch.device | str) -> F:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, sums=self.sums.to(device))
 
 
@@ -104,19 +99,15 @@ class Sums(FixedSize):
 
 @dataclass(frozen=True)
 class Moments(FixedSize):
-    """Any g as a polynomial on [-1, 1]: ``[H, monomials, c + 1]`` sums over the monomials of keys of norm at most one.
+    """Any g as a polynomial on [-1, 1]: ``[H, monomials, c + 1]`` sums over monomials of keys of norm at most one."""
 
-    Args:
-        powers: Coefficients of the polynomial, see `difformer.attention.polynomial`.
-    """
-
-    powers: tuple[float, ...]
+    powers: tuple[float, ...]  # coefficients of the polynomial, see `difformer.attention.polynomial`
 
     def answer(self, q: Tensor) -> Tensor:
         polynomial.check_norms(q=q)
         state = self.sums.to(working_dtype(q.dtype))
-        sums = evaluate(q.to(state.dtype), state, self.powers)
-        # The first monomial is 1, where there is a constant: its last column counts the rows.
+        sums = polynomial.evaluate(q.to(state.dtype), state, self.powers)
+        # The first monomial is 1, if there is a constant: its last column counts the rows.
         count = state[:, 0, -1:].detach() if self.powers[0] != 0 else torch.ones_like(state[:, 0, -1:])
         return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
 
@@ -129,15 +120,11 @@ class Pairs:
     """Any g, exactly: keys and values are kept, and each answer visits them block by block and tile by tile.
 
     Exponentials keep the largest score of each row and rescale when a larger one comes, so that nothing overflows or
-    underflows where one dense softmax would not. Blocks may live on another device than the queries; they are copied
-    one at a time.
-
-    Args:
-        blocks: Keys ``[m, H, d]``, values ``[m, H, c]`` and weights ``[m]`` (None: one each) of each block.
-        diffusivity: g.
+    underflows where one dense softmax would not. Blocks may be on another device than the queries; they are copied one
+    at a time.
     """
 
-    blocks: tuple[tuple[Tensor, Tensor, Tensor | None], ...]
+    blocks: tuple[tuple[Tensor, Tensor, Tensor | None], ...]  # keys [m, H, d], values [m, H, c] and weights [m]
     diffusivity: Diffusivity
 
     def answer(self, q: Tensor) -> Tensor:
@@ -162,12 +149,11 @@ class Pairs:
 
     def _whole(self, q: Tensor) -> Tensor:
         keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
-        key = score_key(self.diffusivity, q.shape[-1])
-        out = blockwise.propagate(q, torch.cat(keys), torch.cat(values), key)
-        return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny) if self.weighted else out
+        out = tiles.propagate(q, torch.cat(keys), torch.cat(values), score_key(self.diffusivity))
+        return _divided(out) if self.weighted else out
 
     def _streamed(self, q: Tensor) -> Tensor:
-        score, count = find_score(score_key(self.diffusivity, q.shape[-1])), 0
+        score, count = find_score(score_key(self.diffusivity)), 0
         queries = (q * score.slope if score.exponential else q).detach().transpose(0, 1).contiguous()
         width = self.blocks[0][1].shape[-1] + self.weighted
         sums = RunningSums.start(score, q.new_empty(q.shape[1], q.shape[0], width))
@@ -175,10 +161,8 @@ class Pairs:
             k, v = self._moved(block, q)
             add_keys(score, queries, k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), sums)
             count += k.shape[0]
-        if self.weighted:  # the weights' own column is the total, relative to the largest score as the others are
-            out = sums.weighted[..., :-1] / sums.weighted[..., -1:].clamp_min(torch.finfo(q.dtype).tiny)
-        else:
-            out = sums.finish(count, score.least)[0]
+        # The weights' own column is the total, relative to the largest score as the others are.
+        out = _divided(sums.weighted) if self.weighted else sums.finish(count, score.least)[0]
         return out.transpose(0, 1)
 
     def __add__(self, other: Pairs) -> Pairs:
@@ -196,18 +180,18 @@ class Pairs:
         return found | ({"weight": torch.cat(weights)} if self.weighted else {})
 
 
+def _divided(both: Tensor) -> Tensor:
+    """Σ w g v / Σ w g from their sums, or normalised sums, in one tensor."""
+    return both[..., :-1] / both[..., -1:].clamp_min(torch.finfo(both.dtype).tiny)
+
+
 def adds_up(diffusivity: str | Diffusivity, tol: float | None = None) -> bool:
     """Whether the summary has a fixed size, so that it can be all-reduced; otherwise it is the senders themselves."""
     return tol is not None or form_of(diffusivity) in LINEAR
 
 
 def summarise(
-    k: Tensor,
-    v: Tensor,
-    diffusivity: str | Diffusivity,
-    weight: Tensor | None = None,
-    *,
-    tol: float | None = None,
+    k: Tensor, v: Tensor, diffusivity: str | Diffusivity, weight: Tensor | None = None, *, tol: float | None = None
 ) -> Summary:
     """The summary of senders.
 
@@ -216,8 +200,7 @@ def summarise(
         v: Values ``[N, H or 1, c]``; one for all heads is shared by them.
         diffusivity: A name, a `Diffusivity` or the key of a score.
         weight: ``[N]`` non-negative: how often each sender counts; None for once.
-        tol: Relative error allowed in g: sums of monomials instead of the pairs themselves. Ignored where the sums are
-            exact anyway.
+        tol: Relative error allowed in g: sums of monomials instead of the pairs. Ignored if sums are exact anyway.
 
     Raises:
         ValueError: For the identity diffusivity, which has no senders; for a tolerance with rows longer than one.
@@ -243,7 +226,7 @@ def summarise(
         both = torch.cat([v, v.new_ones(*v.shape[:2], 1)], -1)
         both = both if weight is None else both * weight.to(wide).view(-1, 1, 1)
         powers = polynomial.expand(key, tol)
-        return Moments(moments(k, both, powers), powers)
+        return Moments(polynomial.moments(k, both, powers), powers)
     if weight is not None and not weight.requires_grad and bool((weight == 0).any()):
         there = weight > 0  # a sender without weight must not be the largest score of a row
         k, v, weight = k[there], v[there], weight[there]
@@ -256,7 +239,7 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
     Raises:
         ValueError: If the tensors are not those of a summary.
     """
-    names: Sequence[str] = sorted(state)
+    names = sorted(state)
     if names == ["sums"]:
         return Sums(state["sums"])
     if names == ["moments"]:

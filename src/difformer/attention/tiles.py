@@ -1,4 +1,4 @@
-r"""Exact all-pair sums tile by tile: the scores of a tile exist, those of all pairs never do.
+r"""Exact all-pair propagation tile by tile: any diffusivity, any device, the scores of one tile in memory.
 
 For queries i and keys j, with x_ij = q_iᵀk_j,
 
@@ -9,27 +9,40 @@ and backwards, with a_i = ∂o_i / r_i and D_i = a_iᵀo_i,
     ∂v_j = Σ_i g(x_ij) a_i,   ∂x_ij = g'(x_ij) (a_iᵀv_j - D_i),   ∂q_i = Σ_j ∂x_ij k_j,   ∂k_j = Σ_i ∂x_ij q_i.
 
 Both directions only ever add, so keys may come in parts, in any order: the tiles of one device, or the shards of a
-ring of them. Exponentials keep the largest score of each row, and rescale when a larger one comes; backwards they use
-e^(x_ij - log r_i), which is the normalised weight itself, in place of g and of r_i = 1.
+ring of them. The backward pass computes the scores again from the inputs, the output and one number per row. Time is
+O(N² d), memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one
+comes; backwards they use e^(x_ij - log r_i), the normalised weight itself, in place of g and of r_i = 1.
 
-All tensors are ``[problems, rows, channels]``, in the working precision; queries of exponentials are already scaled.
+In a batch, small graphs of similar size form one block. They are computed densely and keep nothing for the backward
+pass, because their n×n matrices are smaller than their rows: with P = g(x) / r row by row,
+
+    o = P v,   ∂v = Pᵀ ∂o,   W = ∂o vᵀ,   D_i = Σ_j P_ij W_ij,   ∂x = g'(x) (W - D) / r,   ∂q = ∂x k,   ∂k = ∂xᵀ q.
+
+Tensors of tiles are ``[problems, rows, channels]`` in float32 (float64 for float64), whatever the inputs are; queries
+of exponentials are already scaled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from difformer.attention import reference
 from difformer.attention.reference import safe_total, smallest_total
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Score
+from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Pullback, Score, find_score, working_dtype
+from difformer.attention.segments import Block, Segments, blocks
 from difformer.free_memory import elements_at_a_time
+from difformer.shortcut import row_operator
 
-CPU_TILE = 1 << 18  # pairs for each thread: scores and their gradient stay in its cache
+CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
-COLUMNS = 1024  # keys of a tile, where the keys do not fit as a whole
+COLUMNS = 1024  # keys of a tile, if the keys do not fit as a whole
+EXPORTED_ROWS = 4096  # of the scores that an exported program computes at a time
 
 
 def tile_budget(device: torch.device) -> int:
@@ -39,19 +52,12 @@ def tile_budget(device: torch.device) -> int:
 
 @dataclass
 class Sums:
-    """Sums over the keys seen so far.
+    """Sums over the keys seen so far."""
 
-    Args:
-        weighted: ``[P, n, c]``: Σ_j g_ij v_j.
-        total: ``[P, n, 1]``: Σ_j g_ij.
-        largest: ``[P, n, 1]``: the largest score, for exponentials; both sums above are then relative to it.
-        empty: Whether no key has been seen.
-    """
-
-    weighted: Tensor
-    total: Tensor
-    largest: Tensor | None
-    empty: bool = True
+    weighted: Tensor  # [P, n, c]: Σ_j g_ij v_j
+    total: Tensor  # [P, n, 1]: Σ_j g_ij
+    largest: Tensor | None  # [P, n, 1]: the largest score, for exponentials; both sums are then relative to it
+    empty: bool = True  # whether no key has been seen
 
     @staticmethod
     def start(score: Score, out: Tensor) -> Sums:
@@ -59,7 +65,7 @@ class Sums:
         largest = out.new_full((*out.shape[:2], 1), -torch.inf) if score.exponential else None
         return Sums(out.zero_(), out.new_zeros((*out.shape[:2], 1)), largest)
 
-    def finish(self, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> tuple[Tensor, Tensor]:
+    def finish(self, count: int, least: float = SMALLEST_MEAN_EXCHANGE) -> tuple[Tensor, Tensor]:
         """The row-normalised values, in place, and what backward needs of each row: r_i, or log r_i."""
         if self.largest is not None:
             return self.weighted.div_(self.total), self.total.log_().add_(self.largest)
@@ -74,17 +80,12 @@ def _balanced(length: int, most: int) -> int:
 
 def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, slice, slice]]:
     """Problems × queries × keys in tiles of at most about `budget` pairs."""
-    if n * m <= budget:
-        step = _balanced(problems, budget // max(n * m, 1))
-        for p in range(0, problems, step):
-            yield slice(p, p + step), slice(0, n), slice(0, m)
-        return
-    columns = _balanced(m, max(COLUMNS, budget // max(n, 1)))
-    rows = _balanced(n, budget // columns)
-    for p in range(problems):
-        for i in range(0, n, rows):
-            for j in range(0, m, columns):
-                yield slice(p, p + 1), slice(i, i + rows), slice(j, j + columns)
+    together = n * m <= budget  # pairs of several problems in one tile
+    step = _balanced(problems, budget // max(n * m, 1)) if together else 1
+    columns = max(m, 1) if together else _balanced(m, max(COLUMNS, budget // max(n, 1)))
+    rows = max(n, 1) if together else _balanced(n, budget // columns)
+    for p, i, j in itertools.product(range(0, problems, step), range(0, n, rows), range(0, m, columns)):
+        yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
 
 class _Scratch:
@@ -93,31 +94,22 @@ class _Scratch:
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
 
-    def like(self, left: Tensor, right: Tensor) -> Tensor:
-        """Room for the products of all rows of `left` with all rows of `right`."""
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """Products of all rows of `left` with all rows of `right`."""
         shape = (left.shape[0], left.shape[1], right.shape[1])
         size = shape[0] * shape[1] * shape[2]
         if self.buffer is None or self.buffer.numel() < size:
             self.buffer = left.new_empty(size)
-        return self.buffer[:size].view(shape)
+        return torch.bmm(left, right.mT, out=self.buffer[:size].view(shape))
 
 
-def add_keys(
-    score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums, padding: Tensor | None = None, budget: int | None = None
-) -> None:
-    """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place.
-
-    `padding` ``[P, m]`` is True at keys that do not exist.
-    """
+def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
+    """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place."""
     scratch = _Scratch()
-    for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], budget or tile_budget(q.device)):
-        queries, keys, values = q[p, i], k[p, j], v[p, j]
-        missing = None if padding is None else padding[p, j].unsqueeze(1)
-        x = torch.bmm(queries, keys.mT, out=scratch.like(queries, keys))
+    for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
+        x = scratch.product(q[p, i], k[p, j])
         weighted, total = sums.weighted[p, i], sums.total[p, i]
         if sums.largest is not None:
-            if missing is not None:
-                x.masked_fill_(missing, -torch.inf)
             before = sums.largest[p, i]
             after = torch.maximum(before, x.amax(-1, keepdim=True))
             x.sub_(after)
@@ -127,10 +119,8 @@ def add_keys(
                 total.mul_(shrink)
             before.copy_(after)
         g = score.value(x)
-        if missing is not None and sums.largest is None:
-            g.masked_fill_(missing, 0)
         total.add_(g.sum(-1, keepdim=True))
-        weighted.baddbmm_(g, values)
+        weighted.baddbmm_(g, v[p, j])
     sums.empty = False
 
 
@@ -141,47 +131,33 @@ def add_gradients(
     v: Tensor,
     a: Tensor,
     inner: Tensor,
-    log_total: Tensor | None,
-    grads: tuple[Tensor, Tensor, Tensor],
-    padding: Tensor | None = None,
-    budget: int | None = None,
+    log_r: Tensor | None,
+    grads: Sequence[Tensor],
 ) -> None:
     """Adds to `grads`, those of q, k and v, in place, what the keys `k` ``[P, m, d]`` and their values contribute.
 
-    `a` ``[P, n, c]`` is ∂o_i / r_i (∂o_i for exponentials), zero in rows that do not exist; `inner` ``[P, n, 1]`` is
-    D_i, zero where r_i was clamped; `log_total` is log r_i, for exponentials; `padding` ``[P, m]`` is True at keys that
-    do not exist; `budget` are the pairs of a tile.
+    `a` and `inner` are the a_i and D_i of `row_terms`; `log_r` is log r_i, for exponentials.
     """
     q_grad, k_grad, v_grad = grads
-    # Constants of a row ride along as one more channel, against ones: a pass over each tile less.
+    # Constants of a row are one more channel, against ones: this saves a pass over each tile.
     left, right = _with_constant(a, -inner), _with_constant(v, None)
-    queries_and, keys_and = (q, k) if log_total is None else (_with_constant(q, -log_total), _with_constant(k, None))
-    # Sums over queries are products whose long side runs along the keys: as rows, they are quicker.
+    queries_and, keys_and = (q, k) if log_r is None else (_with_constant(q, -log_r), _with_constant(k, None))
+    # Sums over queries are products whose long side runs along the keys: as rows, they are faster.
     k_rows, v_rows = k_grad.new_zeros(k_grad.mT.shape), v_grad.new_zeros(v_grad.mT.shape)
     first, second = _Scratch(), _Scratch()
-    for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], budget or tile_budget(q.device)):
-        missing = None if padding is None else padding[p, j].unsqueeze(1)
-        x = first.like(queries_and[p, i], keys_and[p, j])
-        g, pull = score.value_and_pullback(torch.bmm(queries_and[p, i], keys_and[p, j].mT, out=x))
-        if missing is not None:
-            g = g.masked_fill(missing, 0)  # a copy: the pullback may still need g as it was
+    for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
+        g, pull = score.value_and_pullback(first.product(queries_and[p, i], keys_and[p, j]))
         v_rows[p, :, j].baddbmm_(a[p, i].mT, g)
-        w = pull(torch.bmm(left[p, i], right[p, j].mT, out=second.like(left[p, i], right[p, j])))
-        if missing is not None:
-            w = w.masked_fill_(missing, 0)
+        w = pull(second.product(left[p, i], right[p, j]))
         q_grad[p, i].baddbmm_(w, k[p, j])
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)
     v_grad.add_(v_rows.mT)
 
 
-def row_terms(
-    score: Score, grad: Tensor, out: Tensor, total: Tensor, padding: Tensor | None, count: Tensor | int
-) -> tuple[Tensor, Tensor]:
-    """a_i and D_i of the equations above."""
+def row_terms(score: Score, grad: Tensor, out: Tensor, total: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """a_i ``[P, n, c]`` (∂o_i for exponentials) and D_i ``[P, n, 1]``, zero where r_i was clamped; `count` keys."""
     a = grad if score.exponential else grad / total
-    if padding is not None:
-        a = a.masked_fill(padding.unsqueeze(-1), 0)
     inner = (a * out).sum(-1, keepdim=True)
     if not score.exponential:
         # A total that was clamped does not depend on q and k.
@@ -192,3 +168,121 @@ def row_terms(
 def _with_constant(x: Tensor, constant: Tensor | None) -> Tensor:
     """``[P, n, d]`` with one more channel: one number per row, or ones."""
     return torch.cat([x, x.new_ones((*x.shape[:2], 1)) if constant is None else constant], dim=-1)
+
+
+def _results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    dtype = working_dtype(q.dtype)
+    return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype), q.new_empty((*q.shape[:3], 1), dtype=dtype)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, shapes: Sequence[int], key: str
+) -> tuple[Tensor, Tensor]:
+    """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → output, and what backward needs of each row."""
+    score, (out, total) = find_score(key), _results(q, k, v)
+    q, k, v = _wide(score, q, k, v)
+    for block in blocks(layout, shapes, q.shape[0]):
+        if _is_small(block):  # computes everything again in backward, and so keeps no totals
+            for _, (queries, keys, values, o) in block.pieces((q, k, v), (out,)):
+                torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
+        else:
+            for _, (queries, keys, values, o, r) in block.pieces((q, k, v), (out, total)):
+                sums = Sums.start(score, o)
+                add_keys(score, queries, keys, values, sums)
+                r.copy_(sums.finish(keys.shape[1], score.least)[1])
+    return out, total
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    layout: Tensor | None,
+    shapes: Sequence[int],
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    score, types = find_score(key), (q.dtype, k.dtype, v.dtype)
+    grads = [torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v)]
+    (q, k, v), grad = _wide(score, q, k, v), grad.to(out.dtype)
+    for block in blocks(layout, shapes, q.shape[0]):
+        if _is_small(block):
+            for head, (queries, keys, values, given, *to) in block.pieces((q, k, v, grad), grads):
+                _small_backward(score, block, queries, keys, values, given, to, head > 0 and v.shape[2] == 1)
+        else:
+            for head, (queries, keys, values, given, o, r, *to) in block.pieces((q, k, v, grad, out, total), grads):
+                for g in to[:2] if head > 0 and v.shape[2] == 1 else to:  # heads share the gradient of their values
+                    g.zero_()
+                a, inner = row_terms(score, given, o, r, keys.shape[1])
+                add_gradients(score, queries, keys, values, a, inner, r if score.exponential else None, to)
+    if score.exponential:
+        grads[0].mul_(score.slope)
+    return grads[0].to(types[0]), grads[1].to(types[1]), grads[2].to(types[2])
+
+
+_propagate = row_operator(
+    "blockwise", _forward, _backward, _results, inputs=3, hold=lambda shapes, key: find_score(key)
+)
+
+
+def _small_weights(score: Score, block: Block, x: Tensor, pull: bool) -> tuple[Tensor, Tensor | None, Pullback | None]:
+    """P, then r and the pullback of g (neither for exponentials); overwrites `x`."""
+    missing = None if block.padding is None else block.padding.unsqueeze(1)
+    if score.exponential:
+        return torch.softmax(x if missing is None else x.masked_fill_(missing, -torch.inf), dim=-1), None, None
+    g, pullback = score.value_and_pullback(x) if pull else (score.value(x), None)
+    if missing is not None:
+        g = g.masked_fill(missing, 0) if pull else g.masked_fill_(missing, 0)
+    total = safe_total(g.sum(-1, keepdim=True), block.count(x), score.least)
+    return (g / total if pull else g.div_(total)), total, pullback
+
+
+def _small_backward(
+    score: Score, block: Block, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, to: Sequence[Tensor], add: bool
+) -> None:
+    """Writes the gradients of q, k and v to `to`; that of v is added where heads share their values."""
+    p, total, pull = _small_weights(score, block, torch.bmm(q, k.mT), pull=True)
+    w = torch.bmm(grad, v.mT)
+    inner = (p * w).sum(-1, keepdim=True)
+    if total is None or pull is None:
+        w.sub_(inner).mul_(p)
+    else:
+        # A total that was clamped does not depend on q and k.
+        inner.masked_fill_(total == smallest_total(block.count(w), total, score.least), 0)
+        w = pull(w.sub_(inner).div_(total))
+    if block.padding is not None:
+        missing = block.padding.unsqueeze(1) | block.padding.unsqueeze(2)
+        p.masked_fill_(missing, 0)
+        w = w.masked_fill_(missing, 0)
+    torch.bmm(w, k, out=to[0])
+    torch.bmm(w.mT, q, out=to[1])
+    if add:
+        to[2].baddbmm_(p.mT, grad)
+    else:
+        torch.bmm(p.mT, grad, out=to[2])
+
+
+def _is_small(block: Block) -> bool:
+    """Whether a block holds several graphs of a batch, or one whose n×n pairs are no more than a tile."""
+    if block.rows is None:
+        return False
+    return block.rows.shape[0] > 1 or block.rows.shape[1] ** 2 <= tile_budget(block.rows.device)
+
+
+def _wide(score: Score, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the working precision, queries of exponentials scaled."""
+    dtype = working_dtype(q.dtype)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    return (q * score.slope if score.exponential else q), k, v
+
+
+def propagate(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None = None) -> Tensor:
+    """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N; `key` is of a score."""
+    if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+        rows = q.shape[0]
+        parts = q.split(EXPORTED_ROWS) if isinstance(rows, int) and rows > EXPORTED_ROWS else (q,)
+        return torch.cat([reference.propagate(part, k, v, key) for part in parts])
+    layout = (None, []) if segments is None else segments.packed
+    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *layout, key).squeeze(0).to(q.dtype)

@@ -246,7 +246,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, total = ctx.saved_tensors
         score, ranks, sizes, d = find_score(ctx.key), ctx.ranks, ctx.sizes, k.shape[-1]
-        a, inner = row_terms(score, grad.transpose(0, 1).contiguous(), out, total, None, sum(sizes))
+        a, inner = row_terms(score, grad.transpose(0, 1).contiguous(), out, total, sum(sizes))
         log_total = total if score.exponential else None
         q_grad = torch.zeros_like(q)
         follows: Exchange | None = None  # gradients of the block of this round, on their way from the rank before

@@ -1,11 +1,10 @@
 """Torch modules: the DIFFormer encoder, its layer, readouts, saving and loading."""
 
 from difformer.graph import Graph
-from difformer.nn.checks import check_finite
 from difformer.nn.conv import DIFFormerConv
 from difformer.nn.difformer import DIFFormer
 from difformer.nn.pretrained import PretrainedError
-from difformer.nn.protocol import GraphLevel, Model, readout
+from difformer.nn.protocol import GraphLevel, Model, check_finite, readout
 from difformer.sparse import SparseMatrix
 
 __all__ = [

@@ -1,13 +1,7 @@
 r"""Contexts: how a layer sums over the rows that send to it.
 
-A DIFFormer layer is row by row but for three things, and a context provides them:
-
-* ``norms(q, k)``: the norms over all rows that queries and keys are divided by with ``qk_norm="global"``;
-* ``latent(q, k, v, diffusivity, backend)``: the all-pair term,
-  :math:`\sum_j w_j g(q_i^\top k_j) v_j / \sum_l w_l g(q_i^\top k_l)`;
-* ``observed(v, norm)``: the messages along observed edges, :math:`\sum_j s_{ij} v_j`.
-
-The layer itself (`difformer.nn.conv`) is written once. What differs is who sends:
+A DIFFormer layer works row by row except for three sums, which a context provides (`Context`). The layer itself
+(`difformer.nn.conv`) is written once; what differs is who sends:
 
 ======================================= =====================================================================
 use                                     context
@@ -44,40 +38,43 @@ if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
 
 SMALLEST_NORM = 1e-12
+# Computed once per graph, or graph and batch, for all layers and passes.
+_COPIES: ResultCache[Graph] = ResultCache()
+_ROWS_WITH_EDGES: ResultCache[Tensor] = ResultCache()
 
 
 class Context(Protocol):
-    """What a layer asks of its context; `Structure` and `Stored` are the two of this package."""
+    r"""What a layer needs from its context; `Structure` and `Stored` are the two of this package.
+
+    Queries ``q`` and keys ``k`` are ``[N, H, d]``, values ``v`` are ``[N, H or 1, c]``, all of the rows of this call.
+    """
 
     @property
     def has_edges(self) -> Tensor | None:
-        """``[N, 1]`` bool, whether the observed term counts for a row; None where it counts for all or for none."""
+        """``[N, 1]`` bool, whether the observed term counts for a row; None if it counts for all or for none."""
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """‖Q‖ and ‖K‖ of all senders, shaped to divide ``q`` and ``k [N, H, d]``; asked with ``qk_norm="global"``."""
+        """‖Q‖ and ‖K‖ of all senders, shaped to divide ``q`` and ``k``, for ``qk_norm="global"``."""
 
     def latent(self, q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, backend: str) -> Tensor:
-        """What rows with queries ``q [N, H, d]`` receive from all senders, ``[N, H, c]``.
+        r"""The all-pair term ``[N, H, c]``: :math:`\sum_j w_j g(q_i^\top k_j) v_j / \sum_l w_l g(q_i^\top k_l)`.
 
-        Args:
-            q, k, v: Queries and keys, normalised, and values ``[N, H or 1, c]`` of the rows of this call.
-            diffusivity: g, as the layer's score key or as an object.
-            backend: As in `difformer.attention.propagate`.
+        `diffusivity` is g, as an object or as the key of its score; `backend` as in `difformer.attention.propagate`.
         """
 
     def observed(self, v: Tensor, norm: str) -> Tensor | None:
-        """What rows receive along observed edges, ``[N, c]``, from values ``[N, c]``; None where no edges exist."""
+        """Messages along observed edges, :math:`\\sum_j s_{ij} v_j`, for ``v [N, c]``; None if there are no edges."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Every row sends to every row of its graph, and along the observed edges; what all layers of a pass share.
+    """Every row sends to every row of its graph and along the observed edges; shared by all layers of a pass.
 
     Args:
-        graph: Observed edges; None where there are none at all.
+        graph: Observed edges; None if there are none at all.
         segments: The graphs of a batch; None for a single graph.
-        has_edges: ``[N, 1]`` bool, whether the row's own graph has an edge; None where that holds for all rows alike.
-            A graph without edges must not feel that its batch mates have some.
+        has_edges: ``[N, 1]`` bool, whether the row's own graph has an edge; None if that holds for all rows alike.
+            A graph without edges must not be affected by edges of other graphs in its batch.
         weight: ``[N]`` how often each row counts as a sender in the all-pair term; None for once.
     """
 
@@ -89,39 +86,34 @@ class Structure:
     written_here: ClassVar[bool] = True  # not inherited: kernels know this class alone, see `difformer.kernels.fused`
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """‖Q‖ and ‖K‖ over the nodes and heads of each graph, shaped to divide ``[N, H, d]``."""
+        """‖Q‖ and ‖K‖ over the nodes and heads of each graph."""
         norm = self._norm(q)
         return norm, norm if k is q else self._norm(k)
 
     def _norm(self, x: Tensor) -> Tensor:
-        squares = x.to(working_dtype(x.dtype)).square().sum((1, 2))
+        squares = _squares(x)
         if self.segments is None:
             return squares.sum().sqrt().clamp_min(SMALLEST_NORM)
         total = squares.new_zeros(self.segments.num_graphs).index_add(0, self.segments.batch, squares)
         return total.sqrt().clamp_min(SMALLEST_NORM)[self.segments.batch].view(-1, 1, 1)
 
     def latent(self, q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, backend: str) -> Tensor:
-        """Σ_j w_j g(q_iᵀk_j) v_j / Σ_l w_l g(q_iᵀk_l) over the rows of i's graph, ``[N, H, c]``."""
         return propagate(q, k, v, diffusivity, batch=self.segments, backend=backend, weight=self.weight)
 
     def observed(self, v: Tensor, norm: str, mask: Tensor | None = None) -> Tensor | None:
-        """Σ_j m_ij s_ij v_j over observed edges, ``[N, c]``, with the mask of an explainer; None where no edges are."""
+        """Σ_j m_ij s_ij v_j over observed edges, with the mask of an explainer."""
         return None if self.graph is None else self.graph.propagate(v, norm, mask)
 
 
-def as_structure(
-    num_nodes: int,
-    edge_index: Edges | None = None,
-    edge_weight: Weight = None,
-    batch: Batch = None,
-    *,
-    weight: Weight = None,
-) -> Structure:
-    """Arguments of a forward pass, checked and brought into one form.
+def _squares(x: Tensor) -> Tensor:
+    """Squared norms of rows ``[N, H, d]`` over heads and channels, ``[N]``."""
+    return x.to(working_dtype(x.dtype)).square().sum((1, 2))
 
-    Raises:
-        ValueError: If edges, weights or batch do not fit `num_nodes` rows.
-    """
+
+def as_structure(
+    num_nodes: int, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None, *, weight: Weight = None
+) -> Structure:
+    """Arguments of a forward pass in one form; a ValueError if edges, weights or batch do not fit `num_nodes` rows."""
     if isinstance(batch, Tensor) and torch.compiler.is_compiling():
         raise ValueError(  # a compiler cannot follow the making of a UserError
             "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
@@ -139,20 +131,25 @@ def as_structure(
         return Structure(None, segments, weight=weight)
     if segments is None or segments.num_graphs == 1:
         return Structure(graph, segments, weight=weight)
+    index = graph.edge_index
     if torch.compiler.is_compiling():
-        return Structure(graph, segments, segments.has_edges(graph.edge_index).unsqueeze(1), weight)
-    key, index = (segments, graph.version()), graph.edge_index
-    found = _ROWS_WITH_EDGES.of(graph, key, lambda: _rows_with_edges(index, segments))
+        return Structure(graph, segments, segments.has_edges(index).unsqueeze(1), weight)
+    found = _ROWS_WITH_EDGES.of(graph, (segments, graph.version()), lambda: _rows_with_edges(index, segments))
     return Structure(graph, segments, found, weight)
 
 
-def snapshots(
-    count: int, num_nodes: int, edge_index: Edges | None, edge_weight: Weight, device: torch.device
-) -> Structure:
-    """The structure of `count` snapshots of the same nodes, one behind the other: each is a graph with the same edges.
+def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:
+    """``[N, 1]`` bool: whether the graph of each row has an edge; refuses edges that join two graphs."""
+    source, target = edge_index
+    across = segments.batch[source] != segments.batch[target]
+    if across.any():
+        i, j = edge_index[:, across.nonzero()[0, 0]].tolist()
+        raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
+    return segments.has_edges(edge_index).unsqueeze(1)
 
-    Worked out once per graph, unless weights are trained.
-    """
+
+def snapshots(count: int, num_nodes: int, edge_index: Edges, edge_weight: Weight, device: torch.device) -> Structure:
+    """The structure of `count` snapshots of the same nodes and edges, one after the other; computed once per graph."""
     if torch.compiler.is_compiling():
         raise ValueError(  # a compiler cannot follow the making of a UserError
             "inside torch.compile and torch.export a series must be flattened: pass x.flatten(0, 1), the edges of all "
@@ -167,11 +164,6 @@ def snapshots(
     return as_structure(count * num_nodes, copies, None, segments)
 
 
-# Worked out once per graph, or graph and batch, for all layers and passes.
-_COPIES: ResultCache[Graph] = ResultCache()
-_ROWS_WITH_EDGES: ResultCache[Tensor] = ResultCache()
-
-
 def _copies(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, count: int) -> Graph:
     shift = num_nodes * torch.arange(count, device=edge_index.device).repeat_interleave(edge_index.shape[1])
     weight = None if edge_weight is None else edge_weight.repeat(count)
@@ -183,28 +175,17 @@ def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segment
     return Segments(torch.arange(count, device=device).repeat_interleave(num_nodes), count)
 
 
-def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:
-    """``[N, 1]`` bool: whether the graph of each row has an edge; refuses edges that join two graphs."""
-    source, target = edge_index
-    across = segments.batch[source] != segments.batch[target]
-    if across.any():
-        i, j = edge_index[:, across.nonzero()[0, 0]].tolist()
-        raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
-    return segments.has_edges(edge_index).unsqueeze(1)
-
-
 @dataclass(frozen=True)
 class Stored:
-    """Senders that are not, or not only, the rows asked: a population that was summarised before.
+    """A population that was summarised before: the rows of a call receive from it and do not send.
 
-    The rows asked receive from the population and do not send. Serves exact inference in chunks of rows and predictions
-    for rows that were never seen.
+    Serves exact inference in chunks of rows and predictions for rows that were never seen.
 
     Args:
-        summary: Of the population; None where a layer has no senders (identity, or no diffusivity).
+        summary: Of the population; None if a layer has no senders (identity, or no diffusivity).
         query_norm, key_norm: ‖Q‖ and ‖K‖ of the population, for ``qk_norm="global"``.
-        sent: ``[n, c]`` values of the population, mean over heads, for observed edges; None where there are none.
-        edges: From `sent` to what the rows asked receive, ``[M, c]``; None for rows without edges.
+        sent: ``[n, c]`` values of the population, mean over heads, for observed edges; None if there are none.
+        edges: From `sent` to what the rows of the call receive, ``[M, c]``; None for rows without edges.
     """
 
     summary: Summary | None
@@ -245,15 +226,15 @@ def store(
     device: torch.device | str | None = None,
     tol: float | None = None,
 ) -> Stored:
-    """A context whose senders are rows with given states; nothing of size N is held on the device but one chunk.
+    """A context whose senders are rows with given states; the device holds nothing of size N, only one chunk.
 
     Args:
         conv: The layer.
         states: ``[n, in_channels]`` of the senders before the layer.
         weight: ``[n]`` how often each sender counts; None for once.
         observed: Whether rows will receive along observed edges, so that the senders' values must be kept.
-        size: Rows worked on at a time; None for all at once.
-        device: Where they are worked on; None for where they are. What has N rows stays where `states` are.
+        size: Rows processed at a time; None for all at once.
+        device: Where they are processed; None for where they are. What has N rows stays where `states` are.
         tol: Relative error allowed in g, see `difformer.attention.summarise`; None for exact sums.
     """
     place = states.device if device is None else torch.device(device)
@@ -266,8 +247,8 @@ def store(
 
     known = Stored(None)
     if conv.query is not None and conv.qk_norm == "global":
-        squares = torch.stack([torch.stack(conv.squares(z)) for _, z in chunks()]).sum(0)
-        known = Stored(None, *squares.sqrt().clamp_min(SMALLEST_NORM))
+        squares = [torch.stack([_squares(x).sum() for x in conv._queries_and_keys(z)]) for _, z in chunks()]
+        known = Stored(None, *torch.stack(squares).sum(0).sqrt().clamp_min(SMALLEST_NORM))
     sent = states.new_empty(states.shape[0], conv.out_channels) if observed else None
     summary: Summary | None = None
     for rows, z in chunks():

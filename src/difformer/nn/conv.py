@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS
-from difformer.attention.scores import form_of, score_key, working_dtype
+from difformer.attention.scores import form_of, score_key
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS
 from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
-from difformer.nn.checks import check_choice, check_count
 from difformer.nn.context import Context, Structure, as_structure
 from difformer.nn.inspection import mask_holder, mask_of
-from difformer.nn.protocol import Batch, Edges, Weight
+from difformer.nn.protocol import Batch, Edges, Weight, check_choice, check_counts
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
@@ -40,29 +39,13 @@ class DIFFormerConv(nn.Module):
         (\hat S V)_i = \frac{\sum_j g(\tilde q_i^\top \tilde k_j) \, v_j}{\sum_l g(\tilde q_i^\top \tilde k_l)},
 
     with queries and keys of unit length. By default the two terms are mixed, :math:`(1 - w) \hat S V + w \tilde A V`
-    with w = `graph_weight`, which keeps the total mass at one; the paper adds them (``graph_weight=None``). In a graph
-    without edges :math:`\tilde A` is the identity: each node keeps its own value.
+    with w = `graph_weight`, which keeps the total mass at one; the paper adds them. In a graph without edges
+    :math:`\tilde A` is the identity: each node keeps its own value.
 
     Args:
         in_channels: Length of a state before the layer; -1 takes it from the first input.
         out_channels: Length after it; must be `in_channels` with `residual`, without `transform`, or with a source.
-        num_heads: Heads H, averaged.
-        diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
-            propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
-        step_size: τ.
-        source_weight: β, weight of the initial states that `forward` is given as `source`; without them it is unused.
-        graph_weight: w in [0, 1] mixes, (1 - w) latent + w graph (total mass 1); a graph without edges then gives each
-            node its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
-        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`.
-        transform: Whether V = Z W_V + b; otherwise V = Z.
-        residual: Whether the step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
-        qk_norm: ``"row"`` (unit rows, as the paper), ``"global"`` (one norm over nodes and heads of a graph) or
-            ``"none"``.
-        tied_qk: Whether keys are the queries, so that the exchange is symmetric. The theorems cover the step where,
-            moreover, W_Q is an isometry without bias, V = Z, states are of unit length and there is no graph.
-        initialisation: ``"identity"``: W_V is the identity plus a tenth of torch's initialisation, b_V is 0, so that a
-            deep stack begins as diffusion of the states themselves; ``"torch"``: `nn.Linear` as it is.
-        backend: Operator for all pairs, see `difformer.attention.propagate`.
+        num_heads, diffusivity, …, backend: As in `difformer.DIFFormer`.
 
     Shapes:
         ``[N, in_channels]`` → ``[N, out_channels]``.
@@ -99,23 +82,18 @@ class DIFFormerConv(nn.Module):
         check_choice("graph_norm", graph_norm, GRAPH_NORMS)
         check_choice("initialisation", initialisation, INITIALISATIONS)
         check_choice("backend", backend, BACKENDS)
-        for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
-            if name != "in_channels" or count != -1:
-                check_count(name, count)
+        check_counts(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         if not abs(source_weight) <= LARGEST_SOURCE:
-            raise UserError(
-                f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g} in size"
-            )
+            raise UserError(f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g}")
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
             raise UserError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
         self.out_channels, self.num_heads, self.residual, self.tied_qk = out_channels, num_heads, residual, tied_qk
-        self.in_channels = in_channels if in_channels == -1 else self._checked(in_channels, transform)
         self.diffusivity = None if diffusivity is None else as_diffusivity(diffusivity, channels=out_channels)
         self.step_size, self.source_weight, self.graph_weight = step_size, source_weight, graph_weight
         self.graph_norm, self.qk_norm, self.backend, self.initialisation = graph_norm, qk_norm, backend, initialisation
-        # Diffusivities that look at no pair need no queries and keys; unused parameters would only feel weight decay.
+        # A diffusivity that compares no pairs needs no queries and keys: they would only undergo weight decay.
         self.form = None if self.diffusivity is None else form_of(self.diffusivity)
         self._score = None if self.diffusivity is None else score_key(self.diffusivity)
         infers = self.form not in (None, "identity", "constant")
@@ -123,34 +101,32 @@ class DIFFormerConv(nn.Module):
         self.query = linear_map(in_channels, width) if infers else None
         self.key = linear_map(in_channels, width) if infers and not tied_qk else None
         self.value = linear_map(in_channels, width) if transform else None
-        self._begin()
+        self.in_channels = -1
+        if in_channels != -1:
+            self.set_in_channels(in_channels)
 
-    def _checked(self, in_channels: int, transform: bool) -> int:
-        if in_channels != self.out_channels and (self.residual or not transform):
+    def set_in_channels(self, in_channels: int) -> None:
+        """Gives the layer its input size and its initial values; if made with -1, the first forward pass does."""
+        if in_channels != self.out_channels and (self.residual or self.value is None):
             raise UserError(
                 f"in_channels {in_channels} and out_channels {self.out_channels} must be equal with residual=True or "
                 f"transform=False; to change the size, set residual=False and keep transform=True"
             )
-        return in_channels
-
-    def _begin(self) -> None:
-        """``initialisation="identity"``, where the maps are those of this class and have a size."""
-        if self.initialisation == "identity" and type(self.value) is nn.Linear:
-            _near_identity(self.value, self.num_heads)
+        self.in_channels = in_channels
+        for layer in (self.query, self.key, self.value):
+            give_size(layer, in_channels)
+        if self.initialisation == "identity" and type(self.value) is nn.Linear:  # W = I + 0.1 W₀, b = 0
+            with torch.no_grad():
+                self.value.weight.mul_(0.1).view(self.num_heads, -1, in_channels).diagonal(dim1=1, dim2=2).add_(1)
+                self.value.bias.zero_()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters again, as a new layer does."""
+        """Draws all parameters again."""
         for layer in (self.query, self.key, self.value):
             if layer is not None and hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        self._begin()
-
-    def set_in_channels(self, in_channels: int) -> None:
-        """Gives a layer that was made with ``in_channels=-1`` its input size; the first forward pass does."""
-        self.in_channels = self._checked(in_channels, self.value is not None)
-        for layer in (self.query, self.key, self.value):
-            give_size(layer, in_channels)
-        self._begin()
+        if self.in_channels != -1:
+            self.set_in_channels(self.in_channels)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -162,7 +138,7 @@ class DIFFormerConv(nn.Module):
             yield f"{prefix}.edge_mask" if prefix else "edge_mask", holder
 
     def edge_mask(self) -> Tensor | None:
-        """Factors ``[E]`` of the messages along observed edges, set by an explainer; None otherwise."""
+        """Factors ``[E]`` of the observed messages, set by an explainer; None otherwise."""
         return mask_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -172,10 +148,8 @@ class DIFFormerConv(nn.Module):
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
         graph = "added" if self.graph_weight is None else f"mixed in with weight {float(self.graph_weight):g}"
-        return (
-            f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, diffusivity={name}, "
-            f"graph term {graph}"
-        )
+        shape = f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}"
+        return f"{shape}, diffusivity={name}, graph term {graph}"
 
     def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
         """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
@@ -195,12 +169,6 @@ class DIFFormerConv(nn.Module):
         shape = (z.shape[0], self.num_heads, self.out_channels)
         q = self.query(z).view(shape)
         return q, q if self.key is None else self.key(z).view(shape)
-
-    def squares(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """‖Q‖² and ‖K‖² of some rows before normalisation; they add over rows, for ``qk_norm="global"``."""
-        q, k = self._queries_and_keys(z)
-        square = q.to(working_dtype(q.dtype)).square().sum()
-        return square, square if k is q else k.to(square.dtype).square().sum()
 
     def values(self, z: Tensor) -> Tensor:
         """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
@@ -224,23 +192,23 @@ class DIFFormerConv(nn.Module):
         return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
 
     def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
-        """P̄: the latent term and the observed one, which in a graph without edges are the values themselves."""
-        if self.diffusivity is None:
-            alone, both = own, observed
-        elif self.graph_weight is None:
-            alone, both = latent, None if observed is None else latent + observed
-        elif observed is None or has_edges is None:
-            return _between(latent, own if observed is None else observed, self.graph_weight)
-        else:
-            return _between(latent, torch.where(has_edges, observed, own), self.graph_weight)
-        if both is None:
-            return alone
-        return both if has_edges is None else torch.where(has_edges, both, alone)
+        """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
+        w = self.graph_weight
+        if w is None and self.diffusivity is not None:
+            if observed is None:
+                return latent
+            both = latent + observed
+            return both if has_edges is None else torch.where(has_edges, both, latent)
+        if observed is None:
+            observed = own
+        elif has_edges is not None:
+            observed = torch.where(has_edges, observed, own)
+        return observed if w is None or self.diffusivity is None else _between(latent, observed, w)
 
     def forward(
         self,
         z: Tensor,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -261,14 +229,12 @@ class DIFFormerConv(nn.Module):
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             series = "; a series [T, N, F] goes through the model DIFFormer, not a layer" if z.dim() == 3 else ""
             raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}{series}")
-        # A stack of runs has weights that are tensors, which cannot be compared with 0 here.
-        used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
-        if not used:
+        if not isinstance(self.source_weight, Tensor) and self.source_weight == 0:  # stacked runs have tensors
             source = None
-        elif source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype:  # type: ignore[union-attr]
+        if source is not None and (source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype):
             raise UserError(
                 f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
-                f"{tuple(source.shape)} and {source.dtype}"  # type: ignore[union-attr]
+                f"{tuple(source.shape)} and {source.dtype}"
             )
         if context is None:
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
@@ -314,11 +280,3 @@ def _between(start: Tensor, end: Tensor, weight: float) -> Tensor:
 def over_heads(x: Tensor) -> Tensor:
     """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
     return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
-
-
-@torch.no_grad()
-def _near_identity(value: nn.Linear, heads: int) -> None:
-    """W = I + 0.1 W₀ per head with torch's W₀, and b = 0."""
-    value.weight.mul_(0.1)
-    value.weight.view(heads, -1, value.in_features).diagonal(dim1=1, dim2=2).add_(1)
-    value.bias.zero_()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,23 +17,18 @@ from difformer.errors import UserError
 from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.fused import fused_layer, fused_tail, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
-from difformer.nn.checks import check_count, check_range
 from difformer.nn.context import Context, Structure, as_structure, snapshots
 from difformer.nn.conv import DIFFormerConv, give_size, linear_map
 from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, explain_layer, strongest_pairs
-from difformer.nn.protocol import Batch, Edges, Features, Weight
+from difformer.nn.pretrained import Pretrained
+from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": functional.relu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS = {"relu": functional.relu, "elu": functional.elu, "gelu": functional.gelu, "tanh": torch.tanh}
 
 
-class DIFFormer(nn.Module):
+class DIFFormer(Pretrained):
     r"""Diffusion over latent and observed structure, each layer one Euler step.
 
     .. math::
@@ -50,26 +45,30 @@ class DIFFormer(nn.Module):
         hidden_channels: Length of a state.
         out_channels: Outputs of an instance: classes, targets.
         num_layers: Diffusion steps L.
-        num_heads: Heads, averaged.
-        diffusivity: A name, a `Diffusivity`, or None for no latent propagation.
+        num_heads: Heads H, averaged.
+        diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
+            propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
         step_size: τ in (0, 1].
         source_weight: β; each step adds τβZ⁰, which holds deep models back from over-smoothing. The paper has 0.
         graph_weight: w in [0, 1] mixes: (1 - w) latent + w graph (total mass 1); a graph without edges gives each node
             its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
-        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``. No self-loops are added.
+        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`. No self-loops are added.
         transform: Whether values are Z W_V + b, or Z itself.
         norm: Whether there are LayerNorms, the input layer's included.
-        residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄.
+        residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
         activation: σ' after each layer's norm: None, ``"relu"``, ``"elu"``, ``"gelu"`` or ``"tanh"``.
-        dropout: After the input's ReLU and after each layer's norm and activation.
-        qk_norm: ``"row"``, ``"global"`` or ``"none"``.
-        tied_qk: Whether keys are the queries.
-        initialisation: ``"identity"`` starts values near Z and the input layer without a bias, so that deep models
-            train; ``"torch"`` leaves `nn.Linear` as it is.
+        dropout: Rate after the input's ReLU and after each layer's norm and activation.
+        qk_norm: ``"row"`` (unit rows, as the paper), ``"global"`` (one norm over nodes and heads of a graph) or
+            ``"none"``.
+        tied_qk: Whether keys are the queries, so that the exchange is symmetric. The theorems cover the step if, in
+            addition, W_Q is an isometry without bias, V = Z, states are of unit length and there is no graph.
+        initialisation: ``"identity"``: W_V is the identity plus a tenth of torch's initialisation, b_V and the input
+            layer's bias are 0, so that a deep stack begins as diffusion of the states themselves; ``"torch"``:
+            `nn.Linear` as it is.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
-        checkpoint: Whether layers are computed again in the backward pass, so that training keeps the states between
-            layers and nothing of the inside of a layer: less memory for about a third more time. Gradients are the
-            same, dropout included. It is not part of a saved model.
+        checkpoint: Whether layers are computed again in the backward pass, so that training keeps only the states
+            between layers: less memory for about a third more time. Gradients are the same, dropout included. It is
+            not part of a saved model.
 
     Example:
         >>> model = DIFFormer(16, 64, 3, diffusivity="sigmoid")
@@ -105,9 +104,8 @@ class DIFFormer(nn.Module):
         given = locals()
         self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
         self.checkpoint = self.config.pop("checkpoint")  # says how the model is computed, not what it is
-        for name in ("in_channels", "hidden_channels", "out_channels", "num_layers"):
-            if (name, given[name]) != ("in_channels", -1):
-                check_count(name, given[name], least=0 if name == "num_layers" else 1)
+        check_counts(in_channels=in_channels, hidden_channels=hidden_channels, out_channels=out_channels)
+        check_count("num_layers", num_layers, least=0)
         if activation is not None and activation not in ACTIVATIONS:
             raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         if not 0 <= dropout < 1:
@@ -115,11 +113,9 @@ class DIFFormer(nn.Module):
         self.activation, self.dropout = activation, dropout
         self.input = linear_map(in_channels, hidden_channels)
         self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
-        shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
-        options = {name: given[name] for name in shared}
-        self.layers = nn.ModuleList(
-            DIFFormerConv(hidden_channels, hidden_channels, **options) for _ in range(num_layers)
-        )
+        sizes = {"in_channels": hidden_channels, "out_channels": hidden_channels}
+        options = {name: given[name] for name in inspect.signature(DIFFormerConv).parameters} | sizes
+        self.layers = nn.ModuleList(DIFFormerConv(**options) for _ in range(num_layers))
         self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
         self._begin()
@@ -129,7 +125,7 @@ class DIFFormer(nn.Module):
             nn.init.zeros_(self.input.bias)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters again, as a new model does."""
+        """Draws all parameters again."""
         for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
@@ -153,8 +149,7 @@ class DIFFormer(nn.Module):
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout; without a `context`, of one graph."""
         layer, norm = self.layers[k], self.norms[k]
         context = Structure() if context is None else context
-        # A stack of runs has rates that are tensors.
-        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
+        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)  # as in stacked runs
         if fusable and type(layer) is DIFFormerConv and why_not_fused(layer, z, context) is None:
             drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
             out = fused_layer(layer, z, context, source, norm, relu=relu, dropout=drop)
@@ -166,31 +161,23 @@ class DIFFormer(nn.Module):
             z = layer(z, source=source, context=context)
         z = norm(z)
         if self.activation is not None:
-            z = ACTIVATIONS[self.activation](z)
+            activation: Any = ACTIVATIONS[self.activation]
+            z = activation(z)
         return dropout(z, self.dropout, self.training)
-
-    def _advance_again(self, k: int, z: Tensor, source: Tensor, *, context: Context | None) -> Tensor:
-        """`advance`, of which only the states before and after are kept; the backward pass runs it again."""
-        same_masks = replay()
-
-        def work(z: Tensor, source: Tensor) -> Tensor:
-            with same_masks():
-                return self.advance(k, z, source, context=context)
-
-        return checkpoint(work, z, source, use_reentrant=False)
 
     def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
         """Z⁰, Z¹, …, Z^L, one after the other."""
-        advance = self._advance_again if self.checkpoint and torch.is_grad_enabled() else self.advance
         z = source = self.encode(x)
         yield z
+        advance: Callable[..., Tensor] = self.advance
+        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
+            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
+            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
         for k, context in enumerate(contexts):
             z = advance(k, z, source, context=context)
             yield z
 
-    def _prepare(
-        self, x: Features, edge_index: Edges | None, edge_weight: Weight, batch: Batch
-    ) -> tuple[Features, Structure]:
+    def _prepare(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> tuple[Features, Structure]:
         """Features ``[N, in_channels]`` and who sends to whom, checked."""
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
@@ -222,7 +209,7 @@ class DIFFormer(nn.Module):
     def embed(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -248,7 +235,7 @@ class DIFFormer(nn.Module):
     def forward(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -263,17 +250,16 @@ class DIFFormer(nn.Module):
             edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read. Sorted
                 and normalised once per object.
             edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
-            batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone. The third
-                positional argument is `edge_weight`, so pass it by keyword.
+            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
             context: How layers sum over the rows that send, in place of `edge_index` and `batch`: one for all layers,
                 or one per layer; see `difformer.nn.context`.
         """
         return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def trajectory(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
-        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one behind the other."""
+        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one after the other."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         return torch.stack(list(self._states(x, [structure] * len(self.layers))))
 
@@ -281,7 +267,7 @@ class DIFFormer(nn.Module):
     def attention(
         self,
         x: Features,
-        edge_index: Edges | None = None,
+        edge_index: Edges = None,
         edge_weight: Weight = None,
         batch: Batch = None,
         *,
@@ -296,7 +282,7 @@ class DIFFormer(nn.Module):
             x, edge_index, edge_weight, batch: As in `forward`.
             layer: Which layer, from 0; negative numbers count from the last.
             top_k: How many pairs.
-            head: One head; left out, the mean over heads.
+            head: One head; None for the mean over heads.
             include_self: Whether a node may be paired with itself.
         """
         if not -len(self.layers) <= layer < len(self.layers):
@@ -308,7 +294,7 @@ class DIFFormer(nn.Module):
 
     @torch.no_grad()
     def energy(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> EnergyProfile:
         """Measured energy and effective rank of the states of every layer."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
@@ -316,7 +302,7 @@ class DIFFormer(nn.Module):
         return energy_profile(self._inspected(x, structure), diffusivity, structure)
 
     def explain(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> list[str]:
         """One line per layer: whether a fused kernel computes it or the formula, and why."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
@@ -325,34 +311,10 @@ class DIFFormer(nn.Module):
 
     def _inspected(self, x: Features, structure: Structure) -> Tensor:
         """States of every layer without dropout."""
-        # Of every module by itself: a part that was frozen in evaluation mode stays so.
-        modes = [(module, module.training) for module in self.modules()]
+        modes = [(module, module.training) for module in self.modules()]  # a part may be frozen in evaluation mode
         self.eval()
         try:
             return self.trajectory(x, structure.graph, None, structure.segments)
         finally:
             for module, training in modes:
                 module.training = training
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``config.json`` and ``model.safetensors``; see `difformer.nn.pretrained`."""
-        from difformer.nn.pretrained import save_pretrained
-
-        save_pretrained(self, folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-        """Reads what `save_pretrained` wrote, from a folder or, as ``"ORG/NAME"``, from the Hugging Face Hub.
-
-        Your own diffusivity has to be given again.
-        """
-        from difformer.nn.pretrained import load_pretrained
-
-        return load_pretrained(folder, cls, diffusivity=diffusivity)
-
-    @classmethod
-    def from_public_code(cls, state_dict: dict[str, Tensor], **options: Any) -> DIFFormer:
-        """A model from weights trained with the authors' public code; see `difformer.nn.pretrained`."""
-        from difformer.nn.pretrained import from_public_code
-
-        return from_public_code(state_dict, **options)

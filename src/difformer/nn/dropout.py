@@ -1,27 +1,23 @@
-r"""Dropout whose masks can be worked out again by anybody: from a seed, a step, and the place of an entry.
+r"""Dropout whose masks follow from a seed, a step and the place of an entry, so that they can be computed again.
 
 Entry (i, c) of the s-th dropout of a forward pass is dropped where 16 bits of a hash fall below p:
 
 .. math::
     y_{ic} = \frac{x_{ic}}{1 - p} \; [\, h(\text{seed}, \text{step}, s, i, c) \ge 2^{16} p \,].
 
-Nothing is drawn from a stream, so a mask does not depend on which device works it out, on how many runs are trained as
-one, or on which machine holds row i. It is also quick: a row's hash is worked out once, its channels are mixed in with
-five integer operations for two channels each, all of them vectorised (torch's own generator is sequential on a CPU).
-
-Other numbers that a model draws while it trains come from the same hash (`keyed_uniform`).
-
-Outside `dropout_key` there is no key and torch's global generator is used, as everywhere in torch.
+Nothing is drawn from a stream, so a mask does not depend on the device, on how many runs are trained as one, or on
+which machine holds row i. It is also fast: the hash of a row is computed once, and five vectorised integer operations
+mix in two channels each (torch's own generator is sequential on a CPU). Other random numbers of a training step come
+from the same hash (`keyed_uniform`). Outside `dropout_key`, torch's global generator is used.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,11 +30,21 @@ from difformer.kernels.layer_nodes import MaskKey
 
 
 class _Place:
-    """Where in the stream of masks a forward pass stands: `site` counts the dropouts that were, and draws (`_DRAW`)."""
+    """Where in the stream of masks a forward pass is: `site` counts the dropouts so far, and the draws (`_DRAW`)."""
 
     def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
-        self.key, self.rows, self.site = key, rows, site
+        self.key, self.rows, self.start, self.site = key, rows, site, site
         self._known: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    def __enter__(self) -> _Place:
+        _keep_out_compilers()
+        self.outer, self.site = _current.set(self), self.start
+        _open.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _open.remove(self)
+        _current.reset(self.outer)
 
     def threshold(self, p: float | Tensor) -> tuple[Tensor, Tensor] | tuple[int, float]:
         """The first int16 (-2^15 … 2^15 - 1) that keeps an entry, and 1 / (1 - p), with p to the nearest 2^-16."""
@@ -51,13 +57,7 @@ class _Place:
         return self._known[1]
 
 
-class _Current(threading.local):
-    """The place of this thread's forward pass; None where torch's own generator is to be used."""
-
-    place: _Place | None = None
-
-
-_current = _Current()
+_current: ContextVar[_Place | None] = ContextVar("place", default=None)  # None: torch's own generator is used
 _open: list[_Place] = []  # of all threads: a compiled model is compiled again once keys are used
 
 
@@ -68,7 +68,8 @@ def _signed(value: int) -> int:
 
 # Odd numbers with irregular bits: 2^32 over the golden ratio, and multipliers that mix high bits into low ones.
 _GOLDEN, _FIRST, _SECOND = _signed(0x9E3779B1), _signed(0x7FEB352D), _signed(0x846CA68B)
-_DRAW = 2**32  # what a draw that is no dropout adds to a site: masks know the site modulo 2^32
+_DRAW = 2**32  # what a draw that is no dropout adds to a site: masks depend on the site modulo 2^32
+_NO_RATE = 2**-17  # rates up to here round to 0 of 2^16
 
 
 def dropout_keys(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -85,73 +86,57 @@ def _mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-@contextmanager
-def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> Iterator[_Place]:
-    """Within it, dropout masks follow from the seed, the step and the order of the dropouts alone.
+def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> _Place:
+    """A context in which dropout masks follow from the seed, the step and the order of the dropouts alone.
 
     Args:
-        seed: The run's seed; or a key ``[2]`` of `dropout_keys`, as runs trained as one have it.
+        seed: The run's seed; or a key ``[2]`` of `dropout_keys`, for runs trained as one.
         step: Any number that tells one pass, or one epoch of several passes, from the others.
-        rows: ``[N]`` numbers of the rows that this process holds, where it holds a part; left out, 0 … N - 1.
-        site: How many dropouts of this key there were before, if it is taken up again; ``place.site`` afterwards tells.
+        rows: ``[N]`` numbers of the rows of this process if it holds only some; None for 0 … N - 1.
+        site: How many dropouts of this key came before, to continue with it; ``place.site`` tells afterwards.
 
     Example:
         >>> with dropout_key(seed=7, step=0):
         ...     loss = model.train()(x).sum()
     """
-    _keep_out_compilers()
-    key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
-    before, place = _current.place, _Place(key, rows, site)
-    _current.place = place
-    _open.append(place)
-    try:
-        yield place
-    finally:
-        _open.remove(place)
-        _current.place = before
+    return _Place(seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0], rows, site)
 
 
-def replay() -> Callable[[], AbstractContextManager[Any]]:
-    """A context for work that is done once now and again later, with the same masks, wherever that will be."""
-    place = _current.place
-    if place is None:
-        return nullcontext
-    site, passes = place.site, itertools.count()
-    return lambda: dropout_key(place.key, rows=place.rows, site=site) if next(passes) else nullcontext()
+def replay() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Contexts for work done now and for the same work done again, with the same masks, as checkpoints need them."""
+    place = _current.get()
+    return nullcontext(), nullcontext() if place is None else _Place(place.key, place.rows, place.site)
 
 
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training:
         return x
-    if not isinstance(p, Tensor) and p <= 2**-17:  # a hash of 16 bits drops nothing then
+    if not isinstance(p, Tensor) and p <= _NO_RATE:
         if _open:
             _keyed(_count)
         return x
-    return _keyed(_hashed, x, p) if _open else _drawn(x, p)
+    kept = _keyed(keep_mask, x, p) if _open else None
+    if kept is not None:
+        return x * kept
+    return x * (torch.rand_like(x) >= p) / (1 - p) if isinstance(p, Tensor) else functional.dropout(x, p)
 
 
 def keyed_uniform(
     shape: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.float32, nodes: bool = True
 ) -> Tensor | None:
-    """Numbers uniform on (0, 1) that follow from the key as masks do; dropouts and draws do not count each other.
+    """Numbers uniform on (0, 1) of shape ``(rows, …)`` that follow from the key as masks do, the same on all devices.
 
-    Args:
-        shape: ``(rows, …)``.
-        device: Where they are made: the same on all.
-        dtype: float32 or float64.
-        nodes: Whether rows are nodes, of which this process may hold a part.
-
-    Returns:
-        None outside `dropout_key`: torch's generator is to be used.
+    `nodes` says whether rows are nodes, of which this process may hold a part. Dropouts and draws do not count each
+    other. None outside `dropout_key`: use torch's generator.
     """
     return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
 
 def next_mask(p: float, training: bool) -> MaskKey | None:
-    """The key of the next mask, which is thereby used; None where nothing is dropped or there is no `dropout_key`."""
-    place = _current.place
-    if place is None or not training or p <= 2**-17:
+    """The key of the next mask, which counts as used; None if nothing is dropped or there is no `dropout_key`."""
+    place = _current.get()
+    if place is None or not training or p <= _NO_RATE:
         return None
     first, scale = place.threshold(p)
     key, twin = (_signed(half + _signed(place.site * _SECOND)) for half in place.key.tolist())
@@ -161,7 +146,7 @@ def next_mask(p: float, training: bool) -> MaskKey | None:
 
 
 class LayerDropout(NamedTuple):
-    """The dropout behind a layer, for kernels that make it themselves; see `difformer.kernels.fused.fused_layer`."""
+    """The dropout after a layer, for kernels that apply it themselves; see `difformer.kernels.fused.fused_layer`."""
 
     rate: float
     training: bool
@@ -170,64 +155,53 @@ class LayerDropout(NamedTuple):
         return next_mask(self.rate, self.training)
 
     def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
-        if not self.training or self.rate <= 2**-17:
+        if not self.training or self.rate <= _NO_RATE:
             self.apply(like)  # counts as one
             return None, 0.0
-        place = _current.place
+        place = _current.get()
         return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
 
     def apply(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate, self.training)
 
 
-def _drawn(x: Tensor, p: float | Tensor) -> Tensor:
-    if isinstance(p, Tensor):
-        return x * (torch.rand_like(x) >= p) / (1 - p)
-    return functional.dropout(x, p)
+def _count(place: _Place) -> None:
+    """A dropout that drops nothing counts too, so that the next mask is that of runs with another rate."""
+    place.site += 1
 
 
-def _count() -> None:
-    """A dropout that drops nothing is one too: the next has the mask that it has beside runs of another rate."""
-    if _current.place is not None:
-        _current.place.site += 1
-
-
-def _hashed(x: Tensor, p: float | Tensor) -> Tensor:
-    place = _current.place
-    return _drawn(x, p) if place is None else x * keep_mask(x, p, place)
-
-
-def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool) -> Tensor | None:
-    place = _current.place
-    if place is None:
-        return None
+def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool, place: _Place) -> Tensor:
     held, site = place.rows if nodes else None, -1 - place.site // _DRAW
     place.site += _DRAW
     u = ((_words(place, held, shape[0], math.prod(shape[1:]), site, device) >> 1) & 0x7FFFFFFF).to(dtype)
     return u.add_(0.5).mul_(2.0**-31).clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def _at_place(work: Callable[..., Any], *given: Any) -> Any:
+    """`work` at the place of this thread; None if it has none."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
-    return function(*arguments)
+    place = _current.get()
+    return None if place is None else work(*given, place)
 
 
 # The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.
-_keyed: Callable[..., Any] = _call
+_keyed: Callable[..., Any] = _at_place
 
 
 def _keep_out_compilers() -> None:
     global _keyed
-    if _keyed is _call and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few ask for it
-        _keyed = torch.compiler.disable(_call)
+    if _keyed is _at_place and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few need it
+        _keyed = torch.compiler.disable(_at_place)
 
 
 def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
     """1 / (1 - p) where an entry of `x` is kept, 0 where it is dropped; the next call gives the next mask."""
     first, scale = place.threshold(p)
-    bits = _hash(x, place)
+    columns = math.prod(x.shape[1:])
+    bits = halves(_words(place, place.rows, x.shape[0], (columns + 1) // 2, place.site, x.device))
     place.site += 1
+    bits = (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
     return (_select if x.is_cuda else _clamp)(bits, first, scale, x.dtype)
 
 
@@ -237,7 +211,7 @@ def _select(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: tor
 
 
 def _clamp(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """The same without a boolean tensor, which is slow to make and slow to use on a CPU."""
+    """The same without a boolean tensor, which is slow to make and to use on a CPU."""
     if isinstance(first, Tensor):
         below = first - 1  # for p = 0 it wraps around, and so does the difference: all are kept
         kept = torch.minimum(torch.maximum(bits, below), first) - below
@@ -245,17 +219,8 @@ def _clamp(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torc
     return bits.clamp(first - 1, first).sub_(first - 1).to(dtype).mul_(scale)
 
 
-def _hash(x: Tensor, place: _Place) -> Tensor:
-    """int16 of the shape of `x`, every bit a fair coin."""
-    if x.numel() == 0:
-        return torch.empty(x.shape, dtype=torch.int16, device=x.device)
-    columns = math.prod(x.shape[1:])
-    bits = halves(_words(place, place.rows, x.shape[0], (columns + 1) // 2, place.site, x.device))
-    return (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
-
-
 def _words(place: _Place, held: Tensor | None, count: int, columns: int, site: int, device: torch.device) -> Tensor:
-    """``[count, columns]`` int32: the hashes of rows, of those in `held` where that is not None."""
+    """``[count, columns]`` int32, every bit a fair coin: the hashes of rows, of those in `held` unless it is None."""
     rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
     # Two 32-bit states per row, so that rows with equal masks are as rare as equal 64-bit numbers.
     state = rows ^ (place.key.to(device) + _signed(site * _SECOND)).unsqueeze(-1)
@@ -273,32 +238,7 @@ def _ramp(count: int, device: torch.device) -> Tensor:
 
 def halves(h: Tensor) -> Tensor:
     """``[…, c]`` int32 as ``[…, 2c]`` int16, low half first."""
-    if _views_are_stacked():
-        return h.view(torch.int16)
-    return _AsInt16.apply(h)
-
-
-class _AsInt16(torch.autograd.Function):
-    """The view, with the rule for vmap that older versions of torch lack."""
-
-    @staticmethod
-    def forward(h: Tensor) -> Tensor:
-        return h.view(torch.int16)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], h: Tensor) -> tuple[Tensor, int]:
-        return h.movedim(in_dims[0], 0).contiguous().view(torch.int16), 0
-
-
-@lru_cache(maxsize=1)
-def _views_are_stacked() -> bool:
-    """Whether this torch can look at a tensor as another type inside vmap; older ones cannot."""
     try:
-        torch.vmap(lambda x: x.view(torch.int16))(torch.zeros(1, 2, dtype=torch.int32))
-    except RuntimeError:
-        return False
-    return True
+        return h.view(torch.int16)
+    except RuntimeError:  # inside vmap, where older versions of torch have no such view
+        return torch.stack([h.to(torch.int16), (h >> 16).to(torch.int16)], -1).flatten(-2)

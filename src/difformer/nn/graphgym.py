@@ -2,8 +2,7 @@
 
     import difformer.nn.graphgym  # then, in the configuration: gnn.layer_type: difformerconv
 
-Options of `DIFFormerConv` are keyword arguments of the layer. A layer whose input and output sizes differ has no
-residual term.
+Options of `DIFFormerConv` are keyword arguments of the layer.
 """
 
 from __future__ import annotations
@@ -15,16 +14,9 @@ from torch_geometric.graphgym.register import layer_dict, register_layer
 
 from difformer.nn.conv import DIFFormerConv
 
-NAME = "difformerconv"
-
 
 class DIFFormerLayer(nn.Module):
-    """`DIFFormerConv` with the signature of a GraphGym layer.
-
-    Args:
-        layer_config: GraphGym's ``LayerConfig``; ``dim_in`` and ``dim_out`` are used.
-        **options: As in `DIFFormerConv`.
-    """
+    """`DIFFormerConv` as a GraphGym layer; without a residual term if ``dim_in`` and ``dim_out`` differ."""
 
     def __init__(self, layer_config: Any, **options: Any) -> None:
         super().__init__()
@@ -38,5 +30,5 @@ class DIFFormerLayer(nn.Module):
         return batch
 
 
-if NAME not in layer_dict:
-    register_layer(NAME, DIFFormerLayer)
+if "difformerconv" not in layer_dict:
+    register_layer("difformerconv", DIFFormerLayer)

@@ -1,12 +1,12 @@
-"""Looking into a trained model: which pairs exchange most, and how energy and rank fall from layer to layer.
+"""Inspection of a trained model: the pairs that exchange most, energy and rank of each layer, masks of explainers.
 
 In a trained network the exchange is inferred from queries and keys, not from the states themselves, so no theorem
-covers it: what is reported here is measured.
+covers it: the energy reported here is measured.
 
-An explainer of PyTorch Geometric looks for `MessagePassing` modules among ``model.modules()`` and sets a mask m ``[E]``
-on each of them; the message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is
-loaded, a layer shows such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the
-fused kernels. The package itself never loads torch_geometric.
+An explainer of PyTorch Geometric sets a mask m ``[E]`` on each `MessagePassing` module of ``model.modules()``; the
+message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is loaded, a layer shows
+such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the fused kernels. The
+package itself never loads torch_geometric.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from torch.nn import functional
 
 from difformer.attention import explain
 from difformer.attention.reference import attention_matrix
-from difformer.attention.segments import Segments, as_segments
+from difformer.attention.segments import Segments
 from difformer.diffusion.energy import effective_rank, penalty
 from difformer.diffusivity import CONSTANT, Diffusivity
 from difformer.errors import UserError
@@ -60,8 +59,7 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     reason = why_not_plain(layer) or why_not_fused(layer, z, structure)
     if reason is None:
         return "a fused kernel"
-    form = getattr(layer, "form", None)
-    if form in (None, "identity"):
+    if getattr(layer, "form", None) in (None, "identity"):
         return f"the formula, because {reason}"
     largest = z.shape[0] if structure.segments is None else structure.segments.largest
     options = {"heads": layer.num_heads, "device": z.device, "dtype": z.dtype}
@@ -69,20 +67,22 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     return f"the formula, because {reason}; all pairs by {choice}"
 
 
-def attention_rows(
+def strongest_pairs(
     layer: DIFFormerConv,
     z: Tensor,
     segments: Segments | None = None,
     *,
+    top_k: int = 100,
     head: int | None = None,
+    include_self: bool = False,
     block_size: int | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Attention of one layer in blocks of rows, mean over heads unless one is named.
+) -> StrongestPairs:
+    """The `top_k` pairs with the largest attention, of one head or the mean over heads.
 
-    Yields:
-        Targets ``[r]`` and sources ``[n]``, the nodes of one graph, and the attention ``[r, n]`` of the first to the
-        second. Rows of attention sum to one.
+    Memory holds the attention of one block of rows at a time.
     """
+    if top_k < 1:
+        raise UserError(f"top_k must be at least 1, got {top_k}")
     if layer.diffusivity is None or layer.form == "identity":
         name = None if layer.diffusivity is None else layer.diffusivity.name
         raise UserError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
@@ -95,39 +95,18 @@ def attention_rows(
             raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
     everything = torch.arange(z.shape[0], device=z.device)
+    best = [everything[:0], everything[:0], z.new_empty(0)]  # source, target, weight
     for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
-        keys = k[nodes]
-        step = block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)
-        for targets in nodes.split(step):
-            yield targets, nodes, attention_matrix(q[targets], keys, layer.diffusivity).mean(0)
-
-
-def strongest_pairs(
-    layer: DIFFormerConv,
-    z: Tensor,
-    batch: Tensor | Segments | None = None,
-    *,
-    top_k: int = 100,
-    head: int | None = None,
-    include_self: bool = False,
-    block_size: int | None = None,
-) -> StrongestPairs:
-    """The `top_k` pairs with the largest attention, never more than a block of rows of attention in memory."""
-    if top_k < 1:
-        raise UserError(f"top_k must be at least 1, got {top_k}")
-    none = torch.empty(0, dtype=torch.long, device=z.device)
-    best, source, target = z.new_empty(0), none, none
-    for rows, columns, weights in attention_rows(layer, z, as_segments(batch), head=head, block_size=block_size):
-        if not include_self:
-            weights = weights.masked_fill(rows.unsqueeze(1) == columns, -torch.inf)
-        value, place = weights.flatten().topk(min(top_k, weights.numel()))
-        best = torch.cat([best, value])
-        source = torch.cat([source, columns[place % len(columns)]])
-        target = torch.cat([target, rows[place // len(columns)]])
-        best, order = best.topk(min(top_k, best.numel()))
-        source, target = source[order], target[order]
-    kept = best > -torch.inf
-    return StrongestPairs(source[kept], target[kept], best[kept])
+        for targets in nodes.split(block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)):
+            weights = attention_matrix(q[targets], k[nodes], layer.diffusivity).mean(0)
+            if not include_self:
+                weights = weights.masked_fill(targets.unsqueeze(1) == nodes, -torch.inf)
+            value, place = weights.flatten().topk(min(top_k, weights.numel()))
+            found = (nodes[place % len(nodes)], targets[place // len(nodes)], value)
+            best = [torch.cat(pair) for pair in zip(best, found, strict=True)]
+            order = best[2].topk(min(top_k, best[2].numel())).indices
+            best = [x[order] for x in best]
+    return StrongestPairs(*(x[best[2] > -torch.inf] for x in best))
 
 
 @dataclass(frozen=True)
@@ -135,10 +114,10 @@ class EnergyProfile:
     """How states come together from layer to layer; entry k is Z^(k), entry 0 the input layer's.
 
     Args:
-        energy: ``[L + 1]`` mean over ordered pairs of δ(||z_i - z_j||²), on states scaled to unit length. Without
-            latent propagation δ(u) = u.
+        energy: ``[L + 1]`` mean over ordered pairs of δ(||z_i - z_j||²), on states scaled to unit length; δ(u) = u
+            without latent propagation.
         dirichlet: ``[L + 1]`` mean over edges of a_ij ||z_i - z_j||² on the same states; None without edges.
-        effective_rank: ``[L + 1]`` exp of the entropy of the singular values of Z: 1 where all states are alike.
+        effective_rank: ``[L + 1]`` exp of the entropy of the singular values of Z: 1 if all states are alike.
     """
 
     energy: Tensor
@@ -151,23 +130,17 @@ class EnergyProfile:
 
 def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: Structure) -> EnergyProfile:
     """Energy and effective rank of each state of a trajectory ``[L + 1, N, d]``."""
-    chosen = CONSTANT if diffusivity is None else diffusivity
-    segments, graph = structure.segments, structure.graph
+    segments, graph, unit = structure.segments, structure.graph, functional.normalize(states, dim=-1)
     pairs = states.shape[1] ** 2 if segments is None else int(segments.sizes.square().sum())
-    energies, edge_energies, ranks = [], [], []
-    for z in states:
-        unit = functional.normalize(z, dim=-1)
-        energies.append(penalty(chosen, batch=segments)(unit) / max(pairs, 1))
-        ranks.append(effective_rank(z))
-        if graph is not None:
-            edge_energies.append(penalty(CONSTANT, graph=graph)(unit) / graph.num_edges)
-    dirichlet = torch.stack(edge_energies) if edge_energies else None
-    return EnergyProfile(torch.stack(energies), dirichlet, torch.stack(ranks))
+    mean = penalty(CONSTANT if diffusivity is None else diffusivity, batch=segments)
+    dirichlet = None
+    if graph is not None:
+        dirichlet = torch.stack([penalty(CONSTANT, graph=graph)(z) for z in unit]) / graph.num_edges
+    ranks = torch.stack([effective_rank(z) for z in states])
+    return EnergyProfile(torch.stack([mean(z) for z in unit]) / max(pairs, 1), dirichlet, ranks)
 
 
-_HOLDERS: weakref.WeakKeyDictionary[nn.Module, Any] = (
-    weakref.WeakKeyDictionary()
-)  # beside the layers, so that no file contains them
+_HOLDERS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # not part of any saved layer
 
 
 @functools.cache
@@ -212,10 +185,8 @@ def mask_holder(layer: nn.Module) -> nn.Module | None:
 
 
 def mask_of(layer: nn.Module) -> Tensor | None:
-    """Factors ``[E]`` of the messages that an explainer asks for; None where there is none."""
-    if torch.compiler.is_compiling() or not _HOLDERS:
-        return None
-    holder = _HOLDERS.get(layer)
+    """Factors ``[E]`` of the messages along observed edges, set by an explainer; None otherwise."""
+    holder = None if torch.compiler.is_compiling() or not _HOLDERS else _HOLDERS.get(layer)
     if holder is None or not holder.explain or holder._edge_mask is None:
         return None
     return holder._edge_mask.sigmoid() if holder._apply_sigmoid else holder._edge_mask

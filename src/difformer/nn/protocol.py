@@ -1,56 +1,56 @@
-"""What every model of the package is, so that one loop trains them all; and models of nodes as models of graphs.
+"""What every model of the package is, the checks of what it is given, and models of nodes as models of graphs.
 
 A model encodes instances into states and decodes states into outputs. Between the two a graph-level task pools the
-states of each graph. `edge_index` may be a ``[2, E]`` tensor, a torch sparse matrix or a `Graph`, and `batch` names the
-graph of each row, as everywhere in the package.
+states of each graph.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments, as_segments
 from difformer.errors import UserError
 from difformer.graph import Graph
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
-Edges = Tensor | Graph
+Edges = Tensor | Graph | None  # [2, E], a torch sparse matrix or a Graph
 Weight = Tensor | None
-Batch = Tensor | Segments | None
+Batch = Tensor | Segments | None  # the graph of each row
 
 READOUTS = ("mean", "sum", "max")
+# The sum of squares of larger values overflows in a LayerNorm.
+LARGEST = {torch.float32: 1e15, torch.float64: 1e150}
+_SEEN: ResultCache[bool] = ResultCache()
 
 
 @runtime_checkable
 class Model(Protocol):
-    """What a training loop asks of a model; all are `torch.nn.Module`.
+    """What a training loop needs from a model; all are `torch.nn.Module`.
 
     A model may also have ``penalty() -> Tensor``: a term added to the loss of the forward pass just made.
     """
 
-    def embed(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def embed(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs ``[…, out_channels]`` of states."""
 
-    def forward(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def forward(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """Outputs ``[N, out_channels]``: ``decode(embed(…))``."""
 
 
 def readout(states: Tensor, batch: Batch = None, how: str = "mean") -> Tensor:
-    """``[N, c]`` → ``[graphs, c]``: mean, sum or max over the nodes of each graph.
-
-    A graph number without a node gives zeros, so that row g of the result always is graph g.
-    """
-    _check_readout(how)
+    """``[N, c]`` → ``[graphs, c]``: mean, sum or max over the nodes of each graph; zeros for a graph without nodes."""
+    check_choice("readout", how, READOUTS)
     segments = as_segments(batch)
     if segments is None:
         return states.amax(0, keepdim=True) if how == "max" else getattr(states, how)(0, keepdim=True)
@@ -62,11 +62,6 @@ def readout(states: Tensor, batch: Batch = None, how: str = "mean") -> Tensor:
         return zeros.scatter_reduce(0, index, states, "amax", include_self=False)
     total = zeros.index_add(0, segments.batch, states)
     return total if how == "sum" else total / segments.sizes.clamp_min(1).unsqueeze(1).to(states.dtype)
-
-
-def _check_readout(how: str) -> None:
-    if how not in READOUTS:
-        raise UserError(f"readout must be one of {', '.join(READOUTS)}, got {how!r}")
 
 
 class GraphLevel(nn.Module):
@@ -86,13 +81,10 @@ class GraphLevel(nn.Module):
 
     def __init__(self, encoder: Model, how: str = "mean") -> None:
         super().__init__()
-        _check_readout(how)
-        self.encoder = encoder
-        self.how = how
+        check_choice("readout", how, READOUTS)
+        self.encoder, self.how = encoder, how
 
-    def embed(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def embed(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """States of graphs, ``[graphs, hidden]``."""
         segments = as_segments(batch)
         return readout(self.encoder.embed(x, edge_index, edge_weight, segments), segments, self.how)
@@ -100,8 +92,69 @@ class GraphLevel(nn.Module):
     def decode(self, states: Tensor) -> Tensor:
         return self.encoder.decode(states)
 
-    def forward(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def forward(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """Outputs ``[graphs, out_channels]``."""
         return self.decode(self.embed(x, edge_index, edge_weight, batch))
+
+
+def check_range(x: Features) -> None:
+    """Refuses features so large that a model would overflow; checks each CPU tensor once.
+
+    Tensors on other devices are not checked: that would wait for their values.
+    """
+    values = x.rows.value if isinstance(x, SparseMatrix) else x
+    limit = LARGEST.get(values.dtype)
+    if limit is None or values.device.type != "cpu" or not is_eager(values) or values.is_inference():
+        return
+
+    def check() -> bool:
+        largest = values.detach().abs().amax().item() if values.numel() else 0.0
+        if limit < largest < math.inf:  # infinities and NaN are seen in the outputs
+            raise UserError(
+                f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for; "
+                f"standardise the features"
+            )
+        return True
+
+    _SEEN.of(values, (), check)
+
+
+def check_finite(x: Features, name: str = "x") -> None:
+    """Raises a ValueError that says how many entries of `x` are NaN or infinite, and where the first one is."""
+    if isinstance(x, Tensor) and x.layout == torch.sparse_coo:
+        x = x.coalesce()
+    values = x.rows.value if isinstance(x, SparseMatrix) else x if x.layout == torch.strided else x.values()
+    bad = ~values.isfinite()
+    if not bad.any():
+        return
+    where = ""
+    if values.dim() > 1:
+        first = bad.nonzero()[0].tolist()
+        where = f", the first at {name}[{', '.join(map(str, first))}] = {values[tuple(first)].item()}"
+    raise UserError(
+        f"{name} holds {int(bad.sum())} entries that are not finite{where}; fill in or drop missing values before "
+        f"training"
+    )
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small."""
+    try:
+        enough = operator.index(count) >= least
+    except TypeError:
+        enough = False
+    if not enough:
+        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
+
+
+def check_counts(**counts: int) -> None:
+    """`check_count` for several; ``in_channels`` may be -1, which means that the first input says it."""
+    for name, count in counts.items():
+        if (name, count) != ("in_channels", -1):
+            check_count(name, count)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises a ValueError that lists the choices if `value` is none of them."""
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -15,8 +15,7 @@ from difformer.attention.segments import Segments
 from difformer.data.knn import knn_graph
 from difformer.data.sparse_features import take_rows
 from difformer.graph import Graph
-from difformer.nn.checks import check_count
-from difformer.nn.protocol import Features
+from difformer.nn.protocol import Features, check_count
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.zoo.encoder import Observed, check_choice
