@@ -23,8 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.problem import Problem, log_loss
-from difformer.estimators.selection import CAUTIOUS, Judged, fit_temperature, hold_out
+from difformer.estimators.selection import CAUTIOUS, Judged, Problem, fit_temperature, hold_out, log_loss
 
 
 @pytest.fixture(scope="module")
@@ -239,13 +238,13 @@ def test_the_graph_is_kept_only_if_held_out_rows_lose_nothing_by_it(
     losses = iter([with_graph, without, 0.0])  # the last is that of the final models, if labels are held out once
     judged = []
 
-    def measured(problem: Any, runs: Any, splits: Any, **options: Any) -> Judged:
-        held_out = np.concatenate([split.valid.numpy() for split in splits[: 1 if options else None]])
+    def measured(problem: Any, tried: Any) -> Judged:
+        held_out = np.concatenate([split.valid.numpy() for split, _ in tried])
         assert len(np.unique(held_out)) == len(held_out)
         judged.append(len(held_out))
         return Judged(next(losses), 1.0, "", None)
 
-    monkeypatch.setattr(Judged, "of", staticmethod(measured))
+    monkeypatch.setattr(selection, "judge", measured)
     assert DIFFormerClassifier(**quick).fit(x, y).graph_ == chosen
     assert judged == ([18, 18, 18] if many else [178, 178])
 
@@ -303,18 +302,18 @@ def test_many_labels_hold_some_out(monkeypatch: pytest.MonkeyPatch, wine: Any, q
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.4, 0.6, 0.9])
 def test_the_held_out_share_is_the_one_asked_for(fraction: float) -> None:
     y = torch.arange(1000) % 4
-    problem = Problem(torch.zeros(1000, 1), y, 4, np.arange(1000))
+    problem = Problem(torch.zeros(1000, 1), y, np.arange(1000))
     split = hold_out(problem, fraction, seed=0)
     assert abs(split.valid.numel() - 1000 * fraction) <= 4
     assert split.train.numel() + split.valid.numel() == 1000
     assert (torch.bincount(y[split.valid]) - 250 * fraction).abs().max() <= 1
-    values = Problem(torch.zeros(1000, 1), torch.rand(1000, 2), 2, np.arange(1000))
+    values = Problem(torch.zeros(1000, 1), torch.rand(1000, 2), np.arange(1000))
     assert abs(hold_out(values, fraction, seed=0).valid.numel() - 1000 * fraction) <= 1
 
 
 def test_one_row_of_every_class_is_always_trained_on() -> None:
     y = torch.tensor([0] * 50 + [1] * 2 + [2])
-    split = hold_out(Problem(torch.zeros(53, 1), y, 3, np.arange(53)), 0.9, seed=0)
+    split = hold_out(Problem(torch.zeros(53, 1), y, np.arange(53)), 0.9, seed=0)
     assert set(y[split.train].tolist()) == {0, 1, 2}
     assert 2 not in y[split.valid].tolist()
 

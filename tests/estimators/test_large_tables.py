@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.problem import PartsFeed
 from difformer.estimators.recipe import BATCH, WHOLE, Recipe
+from difformer.estimators.selection import PartsFeed
 
 
 @pytest.mark.parametrize(

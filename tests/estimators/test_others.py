@@ -15,8 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
-from difformer.estimators.problem import LinearPart
-from difformer.estimators.selection import best_share
+from difformer.estimators.selection import LinearPart, best_share
 
 
 @pytest.fixture(scope="module")

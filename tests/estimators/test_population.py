@@ -5,12 +5,12 @@ import pytest
 import torch
 from scipy import sparse
 
-from difformer.data import Split
+from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.estimators import DIFFormerClassifier
 from difformer.estimators.population import Scaling, find_rows, make_population, row_digests
-from difformer.estimators.problem import NO_EDGES, PopulationFeed, Problem
 from difformer.estimators.row_graph import RowGraph
+from difformer.estimators.selection import PopulationFeed
 from difformer.nn import DIFFormer
 
 
@@ -72,9 +72,9 @@ def test_mass_in_a_layer_is_repetition() -> None:
         for options in ({"num_heads": 2}, {"transform": False}, {"source_weight": 0.3, "step_size": 0.7}):
             model = DIFFormer(4, 8, 2, diffusivity=diffusivity, **options).double()
             wanted = model(x.repeat_interleave(times, 0))
-            problem = Problem(x, torch.zeros(6, dtype=torch.long), 2, np.arange(6), mass=times.double())
             split = Split("all", torch.arange(6), torch.arange(0), torch.arange(0))
-            feed = PopulationFeed(problem.task(NO_EDGES, split), split, torch.device("cpu"), problem.mass)
+            task = Task("rows", "nodes", "multiclass", "accuracy", "", x, torch.zeros(6, dtype=torch.long), (split,), 2)
+            feed = PopulationFeed(task, split, torch.device("cpu"), times.double())
             found = feed.outputs(model).repeat_interleave(times, 0)
             torch.testing.assert_close(found, wanted)
 

@@ -12,8 +12,8 @@ from sklearn.neighbors import kneighbors_graph
 
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, base
 from difformer.estimators.population import find_rows, row_digests
-from difformer.estimators.predictor import Edges, Member, remember
-from difformer.estimators.row_graph import as_matrix
+from difformer.estimators.predictor import Member, remember
+from difformer.estimators.row_graph import Edges, as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.context import Structure, as_structure
@@ -53,7 +53,8 @@ def test_the_population_has_the_states_of_a_forward_pass(
     x = torch.randn(30, 5, dtype=torch.float64)
     graph = random_graph(30, 80) if with_graph else None
     edges = None if graph is None else edges_among(graph)
-    member, states = remember(model, [(x, edges)], torch.ones(30, dtype=torch.float64))
+    member = remember(model, [(x, edges)], torch.ones(30, dtype=torch.float64))
+    states = member.states(x, edges)
     wanted = model.double().embed(x, graph)
     torch.testing.assert_close(states, wanted, rtol=1e-5, atol=1e-6)
     # A fitted row that is asked about again, by itself, gets the same answer.
@@ -73,7 +74,7 @@ def test_a_new_row_receives_from_the_population_only(diffusivity: str) -> None:
     x, new = torch.randn(20, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     mass = torch.rand(20, dtype=torch.float64) + 0.5
     graph = random_graph(20, 50)
-    member, _ = remember(model, [(x, edges_among(graph))], mass)
+    member = remember(model, [(x, edges_among(graph))], mass)
     weight = torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)  # from fitted rows 4 and 9
     row, column = weight.nonzero().T
     fitted = torch.tensor([4, 9])[column]
@@ -126,7 +127,7 @@ def test_memory_of_sums_does_not_grow_with_the_population() -> None:
     model = DIFFormer(5, 8, 2, diffusivity="simple")
     sizes = []
     for rows in (10, 1000):
-        member, _ = remember(model, [(torch.randn(rows, 5, dtype=torch.float64), None)], torch.ones(rows).double())
+        member = remember(model, [(torch.randn(rows, 5, dtype=torch.float64), None)], torch.ones(rows).double())
         sizes.append(sum(value.numel() for value in member.state_dict().values()))
     assert sizes[0] == sizes[1]
 
@@ -137,7 +138,7 @@ def test_landmarks_represent_the_population() -> None:
     x = torch.randn(50, 5, dtype=torch.float64)
     mass = torch.ones(50, dtype=torch.float64)
     chosen = torch.arange(0, 50, 2)
-    member, _ = remember(model, [(x, None)], mass, landmarks=chosen)
+    member = remember(model, [(x, None)], mass, landmarks=chosen)
     assert member.memories[0].keys.shape[0] == 25  # type: ignore[union-attr]
     first: Any = model.double().layers[0]
     z = model.encode(x)
@@ -352,4 +353,4 @@ def test_weights_are_repetitions(wine: Any, quick: dict[str, Any]) -> None:
         repeated = kind(**options).fit(x.repeat(times, 0), labels.repeat(times))
         assert (weighted.predict(x) == repeated.predict(x)).all()
         plain = kind(**options).fit(x, labels)
-        assert np.abs(plain.fitted_.outputs(x) - weighted.fitted_.outputs(x)).max() > 1e-6
+        assert np.abs(plain.fitted_.predict(x) - weighted.fitted_.predict(x)).max() > 1e-6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +29,18 @@ from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
 from difformer.estimators.population import Scaling, has_target, make_population, row_digests
-from difformer.estimators.predictor import GivenGraph, Predictor, Search, nearest_rows, remember
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, threads_for
+from difformer.estimators.predictor import Predictor, Search, remember, threads_for
 from difformer.estimators.recipe import Recipe
-from difformer.estimators.row_graph import RowGraph, RowSearch, SparseRowSearch, as_matrix, receiving
-from difformer.estimators.selection import train_and_choose
+from difformer.estimators.row_graph import (
+    GivenGraph,
+    RowGraph,
+    RowSearch,
+    SparseRowSearch,
+    as_matrix,
+    edges_of,
+    receiving,
+)
+from difformer.estimators.selection import NO_EDGES, EdgeList, Problem, Side, train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
 
@@ -44,8 +50,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the neighbour graph
-FULL_POPULATION = 10_000  # rows up to which all keys are remembered, where keys are
-LANDMARKS = 4096
 
 
 class DIFFormerEstimator(BaseEstimator):
@@ -155,12 +159,12 @@ class DIFFormerEstimator(BaseEstimator):
             checked.eliminate_zeros()
         return checked
 
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
-        """Class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown), number of outputs, class weights."""
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
+        """Class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown), and weights of the classes."""
         raise NotImplementedError
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, graph: Any, *, embed: bool = False) -> Array:
-        """Fit a table, and return the outputs of its rows, or their states if `embed`.
+    def _fit(self, X: Any, y: Any, sample_weight: Any, graph: Any) -> Array:
+        """Fit a table, and return the predictor's answers to its rows.
 
         table → population (distinct rows with their masses) → scaled features → graph (given, of neighbours, or none)
         → trained models, chosen on held-out labels → models that remember the population.
@@ -170,8 +174,8 @@ class DIFFormerEstimator(BaseEstimator):
         x, weight = self._features(X, reset=True), None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        target, num_outputs, class_weight = self._targets(y, x, weight)
-        graph = self.graph if graph is None else graph
+        target, class_weight = self._targets(y, x, weight)
+        embed, graph = hasattr(self, "transform"), self.graph if graph is None else graph
         given = self._given(graph, X, x)
         recipe = Recipe(self, int(has_target(target).sum()), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
@@ -191,37 +195,28 @@ class DIFFormerEstimator(BaseEstimator):
             scaled = scaling(population.x)
             search, nearest, sides = self._sides(graph, given, scaled)
             table = scaled if target.ndim == 2 and not embed else None
-            problem = Problem(feature_tensor(scaled), targets, num_outputs, labelled, mass, loss_weight, table)
+            problem = Problem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
-            linear = runs[0].linear  # all models have the same
+            numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}
+            numbers |= {"temperature": torch.tensor(judged.temperature, dtype=torch.float64)}
+            if runs[0].linear is not None:  # all models have the same
+                numbers |= vars(runs[0].linear) | ({} if judged.share is None else {"share": judged.share})
             fitted = self.fitted_ = Predictor(
-                scaling,
-                search=search if side == "knn" else None,
-                given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
+                numbers | {"output_scale": output_scale},
+                search if side == "knn" else None,
+                None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
                 softmax=target.ndim == 1,
-                temperature=judged.temperature,
-                output_scale=output_scale,
-                linear=linear if linear is None or judged.share is None else replace(linear, share=judged.share),
+                embed=embed,
             )
-            parts, states = list(fitted.parts(population.x, given, nearest if side == "knn" else None)), []
-            landmarks, count = None, self.landmarks  # the rows that represent the population where keys are kept
-            if count is None and population.size > FULL_POPULATION:
-                count = LANDMARKS
-            if count is not None and count < population.size:
-                chosen = np.random.RandomState(recipe.seed % 2**32).choice(population.size, count, replace=False)
-                landmarks = torch.from_numpy(np.sort(chosen))
+            parts = list(fitted.parts(population.x, given, nearest if side == "knn" else None))
             for run in runs:
                 counted = None if run.in_batches else mass  # rows count as they did in training
-                polynomial = recipe.model["backend"] == "polynomial"
-                member, z = remember(run.model, parts, counted, polynomial=polynomial, landmarks=landmarks)
-                fitted.members.append(member)
-                states.append(z.split([rows.shape[0] for rows, _ in parts]))
-            answer = (lambda z, _: torch.cat(z, 1)) if embed else fitted.combine
-            pieces = [answer([z[i] for z in states], rows) for i, (rows, _) in enumerate(parts)]
-            answers: Array = torch.cat(pieces).numpy()[np.maximum(population.place, 0)]
+                fitted.members.append(remember(run.model, parts, counted, **recipe.memory(population.size)))
+            with torch.no_grad():
+                answers: Array = torch.cat([fitted(*part) for part in parts]).numpy()[np.maximum(population.place, 0)]
             if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
-                answers[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
+                answers[absent] = fitted.predict(x[absent])
         self.graph_ = side
         self.n_iter_ = max(run.record.epochs for run in runs)
         self.loss_ = float(np.mean([run.record.loss for run in runs]))
@@ -243,12 +238,17 @@ class DIFFormerEstimator(BaseEstimator):
         if not isinstance(graph, RowGraph):
             return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
         rows = graph.rows(X, x)
+        if unknown := int((rows < 0).sum()):
+            raise UserError(
+                f"{unknown} of {len(rows)} rows to fit are not in the table of the RowGraph; it has to be made from "
+                f"the features that reach the estimator: preprocess before RowGraph, not in a pipeline (for frames, "
+                f"the index has to be the same too)",
+                argument="graph",
+            )
         self._known_rows = graph, rows
         return receiving(graph.matrix[rows][:, rows], directed=self.directed)
 
-    def _sides(
-        self, graph: Any, given: Any, scaled: Any
-    ) -> tuple[Search | None, Tensor | None, dict[str | None, Edges]]:
+    def _sides(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None, dict[Side, EdgeList]]:
         """A search among the population, its rows' own nearest ones ``[n, k]``, and the graphs to choose from."""
         if given is not None:
             coo = given.tocoo()
@@ -259,14 +259,12 @@ class DIFFormerEstimator(BaseEstimator):
             return None, None, {None: NO_EDGES}
         k = min(int(self.neighbours), rows)
         search = SparseRowSearch(scaled, k) if sparse.issparse(scaled) else RowSearch(torch.from_numpy(scaled), k)
-        nearest = nearest_rows(search, scaled)
-        sides: dict[str | None, Edges] = {
-            "knn": (torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)]), None)
-        }
-        return search, nearest, {**sides, None: NO_EDGES} if graph == "auto" else sides
+        nearest = search(scaled)
+        edge_index = torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)])
+        return search, nearest, {"knn": (edge_index, None)} | ({None: NO_EDGES} if graph == "auto" else {})
 
-    def _predicted(self, X: Any, graph: Any, *, embed: bool = False) -> Array:
-        """Outputs of rows, or their states if `embed`, with their edges from fitted rows."""
+    def _predicted(self, X: Any, graph: Any) -> Array:
+        """The predictor's answers to rows, with their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
         x, edges, given = self._features(X, reset=False), None, self.fitted_.given
         if graph is not None and given is None:
@@ -275,11 +273,11 @@ class DIFFormerEstimator(BaseEstimator):
                 argument="graph",
             )
         if graph is not None and given is not None:
-            edges = as_matrix(graph, x.shape[0], given.degree.numel())
+            edges = as_matrix(graph, x.shape[0], given.shape[0])
         elif self._known_rows is not None:
-            row_graph, rows = self._known_rows
-            edges = row_graph.edges(X, x, rows, directed=self.directed)
-        return self.fitted_.states(x, edges) if embed else self.fitted_.outputs(x, edges)
+            known, rows = self._known_rows
+            edges = edges_of(receiving(known.matrix, directed=self.directed)[:, rows], known.rows(X, x))
+        return self.fitted_.predict(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
@@ -294,7 +292,8 @@ class DIFFormerEstimator(BaseEstimator):
             folder: Where it was saved.
             diffusivity: Yours, where the estimator was fitted with one that a name does not say.
         """
-        found = load_estimator(folder, diffusivity=diffusivity)
+        kinds = {kind.__name__: kind for kind in (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)}
+        found = load_estimator(folder, kinds, diffusivity)
         if not isinstance(found, cls):
             raise PretrainedError(f"{folder} holds a {type(found).__name__}, not a {cls.__name__}")
         return found
@@ -303,7 +302,7 @@ class DIFFormerEstimator(BaseEstimator):
         """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
-        export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
+        export_program(self.fitted_, path, facts)
 
 
 def raw_columns(table: Any, name: str) -> str:
@@ -379,12 +378,12 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         self.classes_, target = class_labels(y, x, type(self).__name__, weight)
         if self.class_weight is None:
-            return target, len(self.classes_), None
+            return target, None
         known = self.classes_[target[target >= 0]]
-        return target, len(self.classes_), compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+        return target, compute_class_weight(self.class_weight, classes=self.classes_, y=known)
 
     def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
@@ -461,11 +460,10 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         self.transduction_ = self._shaped(self._fit(X, y, sample_weight, graph))
         return self
 
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
-        target = target.reshape(len(target), -1)
-        return target, target.shape[1], None
+        return target.reshape(len(target), -1), None
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` or ``[M, T]`` values of rows ``X [M, F]``; `graph` as in `DIFFormerClassifier.predict_proba`."""
@@ -515,18 +513,16 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
         """`fit`, and the embeddings of the rows it was given."""
-        return self._fit(X, y, sample_weight, graph, embed=True)
+        return self._fit(X, y, sample_weight, graph)
 
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         if has_classes(y):
-            classes, target = class_labels(y, x, type(self).__name__, weight)
-            return target, len(classes), None
-        target = values(y, x, type(self).__name__).reshape(x.shape[0], -1)
-        return target, target.shape[1], None
+            return class_labels(y, x, type(self).__name__, weight)[1], None
+        return values(y, x, type(self).__name__).reshape(x.shape[0], -1), None
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, n_models · hidden_channels]`` states of rows; arguments as in `DIFFormerClassifier.predict_proba`."""
-        return self._predicted(X, graph, embed=True)
+        return self._predicted(X, graph)
 
     @property
     def _n_features_out(self) -> int:

@@ -4,7 +4,7 @@
 they contain what predictions need, see `difformer.estimators.predictor`. Each file is written next to its destination
 and then renamed. Two files cannot be replaced at once, so the description holds one SHA-256 over both: a save that was
 interrupted over an older one, or a file that was changed, is refused. The hash does not protect against someone who
-writes both files on purpose. So every entry has a rule (`recipe.Rule`), every tensor a dtype, a shape and a range
+writes both files on purpose. So every entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range
 (`TENSOR_RULES`), tensors that follow from others are compared with what follows, and a row is predicted on trial.
 
 **Program.** One ``.pt2`` file that runs where torch is and this package is not:
@@ -42,78 +42,106 @@ from torch import Tensor, nn
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
-from difformer.estimators.population import Scaling
-from difformer.estimators.predictor import Edges, GivenGraph, Member, Memory, Predictor, Search
-from difformer.estimators.problem import LinearPart
+from difformer.estimators.predictor import Member, Memory, Predictor, Search
 from difformer.estimators.recipe import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
-from difformer.estimators.row_graph import RowSearch, SparseRowSearch
+from difformer.estimators.row_graph import CosineSearch, Edges, GivenGraph, RowSearch, SparseRowSearch
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
+from difformer.nn.pretrained import no_larger_than
 from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
     from difformer.estimators.base import DIFFormerEstimator
 
+Tensors = Mapping[str, Tensor]
+
 FORMAT, FORMAT_VERSION = "difformer-estimator", 2
 DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
-LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 EXTRA, SUFFIX = "difformer.json", ".pt2"
 
 
-def _are_labels(v: Any) -> bool:
-    return isinstance(v, list) and all(isinstance(label, str | int | float) for label in v)
+def _is_named(value: Any) -> bool:
+    if isinstance(value, dict) or (isinstance(value, str) and is_place(value)):  # a file has nothing imported
+        own = value.get("own") if isinstance(value, dict) else value
+        raise PretrainedError(
+            f"the estimator was fitted with a custom diffusivity, {own!r}, which a file cannot hold; pass it again: "
+            f"from_pretrained(folder, diffusivity=…)"
+        )
+    return isinstance(value, str | Diffusivity)
 
 
-def _is_table(v: Any, *names: str) -> bool:
-    return isinstance(v, dict) and v.keys() == set(names)
+def _are_labels(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(label, str | int | float) for label in value)
 
 
-def _are_class_weights(v: Any) -> bool:
-    if not (_is_table(v, "labels", "weights") and _are_labels(v["labels"]) and _are_labels(v["weights"])):
-        return False
-    return len(v["labels"]) == len(v["weights"]) and all(map(NOT_NEGATIVE.holds, v["weights"]))
+def _is_class_weight(value: Any) -> bool:
+    if not (
+        isinstance(value, dict) and value.keys() == {"labels", "weights"} and all(map(_are_labels, value.values()))
+    ):
+        return value in (None, "balanced")
+    return len(value["labels"]) == len(value["weights"]) and all(map(NOT_NEGATIVE.holds, value["weights"]))
 
 
-LABELS = Rule(
-    lambda v: _is_table(v, "dtype", "values") and LABEL_DTYPE.fullmatch(str(v["dtype"])) and _are_labels(v["values"]),
-    "a dtype of labels and a list of values",
-)
-TABLE = Rule(lambda value: isinstance(value, dict), "a table")
+TEXT = Rule(lambda value: isinstance(value, str), "a text")
+NAMED = Rule(_is_named, "a name or a Diffusivity")
 SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
-
-# What only some estimators have; their class says the rest.
-ENTRIES_OF: dict[str, dict[str, Rule]] = {
-    "DIFFormerClassifier": {"classes_": LABELS, "softmax": one_of(True)},
-    "DIFFormerRegressor": {"softmax": one_of(False)},
-    "DIFFormerTransformer": {},
+LABELS = {
+    "dtype": Rule(lambda value: isinstance(value, str) and LABEL_DTYPE.fullmatch(value), "a dtype of labels"),
+    "values": Rule(_are_labels, "a list of labels"),
 }
-PARAMS_OF = {"DIFFormerClassifier": {"class_weight": Rule(lambda v: v in (None, "balanced") or _are_class_weights(v),
-                                                          "None, balanced, or as many labels as weights")}}  # fmt: skip
-FACTS_OF = {"DIFFormerRegressor": {"one_column_": FLAG}}
-ENTRIES: dict[str, Rule] = {
-    "estimator": one_of(*ENTRIES_OF), "format": one_of(FORMAT), "format_version": one_of(FORMAT_VERSION),
-    "params": TABLE, "facts": TABLE, "model": TABLE, "members": COUNT, "softmax": FLAG, "directed": FLAG,
-    "neighbours": COUNT.or_none(), "sparse_shape": SHAPE.or_none(),
-}  # fmt: skip
-PARAMS: dict[str, Rule] = {
-    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": Rule(lambda v: isinstance(v, str), "a text"),
+PARAMS: dict[str, Any] = {
+    **OPTIONS,
+    "diffusivity": NAMED,
+    "graph": one_of(None, "knn", "auto"),
+    "device": TEXT,
     "random_state": Rule(lambda v: type(v) is int and 0 <= v < 2**32, "a seed").or_none(),
     "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
-}  # fmt: skip
-FACTS: dict[str, Rule] = {
-    "n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT, "loss_": FINITE,
+}
+FACTS: dict[str, Any] = {
+    "n_features_in_": COUNT,
+    "graph_": one_of("knn", "given", None),
+    "n_iter_": COUNT,
+    "loss_": FINITE,
     "validation_loss_": FINITE.or_none(),
-}  # fmt: skip
-MODEL: dict[str, Rule] = {
-    **{name: OPTIONS[name] for name in ("hidden_channels", "num_layers", "num_heads", "diffusivity", "step_size",
-                                        "source_weight", "graph_weight", "backend")},
-    "in_channels": COUNT, "out_channels": COUNT, "dropout": SHARE, "transform": FLAG,
-    "graph_norm": one_of("gcn", "random_walk"), "norm": one_of(True), "residual": one_of(True),
-    "activation": one_of(None), "qk_norm": one_of("row"), "tied_qk": one_of(False),
-    "initialisation": one_of("identity"),
-}  # fmt: skip
+}
+FROM_OPTIONS = ("num_layers", "num_heads", "step_size", "source_weight", "graph_weight", "backend")
+ALWAYS = {"norm": True, "residual": True, "activation": None, "qk_norm": "row", "tied_qk": False}
+MODEL: dict[str, Any] = {
+    **dict.fromkeys(("in_channels", "hidden_channels", "out_channels"), COUNT),
+    **{name: OPTIONS[name] for name in FROM_OPTIONS},
+    **{name: one_of(value) for name, value in {**ALWAYS, "initialisation": "identity"}.items()},
+    "diffusivity": NAMED,
+    "dropout": SHARE,
+    "transform": FLAG,
+    "graph_norm": one_of("gcn", "random_walk"),
+}
+CLASS_WEIGHT = Rule(_is_class_weight, "None, balanced, or as many labels as weights")
+# What only some kinds of estimators have, or have otherwise.
+OF_KIND: dict[str, dict[str, Any]] = {
+    "DIFFormerClassifier": {
+        "params": {**PARAMS, "class_weight": CLASS_WEIGHT},
+        "classes_": LABELS,
+        "softmax": one_of(True),
+    },
+    "DIFFormerRegressor": {"facts": {**FACTS, "one_column_": FLAG}, "softmax": one_of(False)},
+    "DIFFormerTransformer": {},
+}
+SCHEMA: dict[str, Any] = {
+    "estimator": one_of(*OF_KIND),
+    "format": one_of(FORMAT),
+    "format_version": one_of(FORMAT_VERSION),
+    "params": PARAMS,
+    "facts": FACTS,
+    "model": MODEL,
+    "members": COUNT,
+    "softmax": FLAG,
+    "directed": FLAG,
+    "neighbours": COUNT.or_none(),
+    "sparse_shape": SHAPE.or_none(),
+}
+OPTIONAL: dict[str, Any] = {"feature_names_in_": LABELS, "rows": COUNT}
 
 # Tensors by name, numbers in names left out: dtype, axes, range. A letter stands for a size: F columns, T outputs, n
 # fitted rows with a graph, N rows of the table, H heads, C channels, V and K one more than channels of values and keys.
@@ -143,22 +171,7 @@ TENSOR_RULES: dict[str, tuple[str, str, str]] = {
     "members.memories.values": ("float32", "pHC", ""),
     "members.memories.weight": ("float32", "p", "of at least 0"),
 }
-RANGES = {
-    "": (-math.inf, math.inf),
-    "above 0": (math.nextafter(0, 1), math.inf),
-    "of at least 0": (0, math.inf),
-    "from 0 to 1": (0, 1),
-}
-
-
-class _Tensors(dict[str, Tensor]):
-    """Tensors of a file, by name."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise UserError(f"tensor {name} is missing")
-
-    def below(self, start: str) -> _Tensors:
-        return _Tensors((name.removeprefix(start), value) for name, value in self.items() if name.startswith(start))
+RANGES = {"": -math.inf, "above 0": math.nextafter(0, 1), "of at least 0": 0, "from 0 to 1": 0}
 
 
 def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
@@ -218,7 +231,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
+def load_estimator(
+    folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None
+) -> DIFFormerEstimator:
     """Reads what `save_estimator` wrote; a custom diffusivity has to be given again.
 
     Raises:
@@ -227,17 +242,18 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
     """
     description, tensors = _read(Path(folder))
     try:
-        return _estimator(description, tensors, diffusivity)
+        return _estimator(description, tensors, kinds, diffusivity)
     except PretrainedError as error:
         raise PretrainedError(f"{folder}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
-        found = str(error).replace("\n", " ")[:500]
+        found = f"tensor {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise PretrainedError(
-            f"{folder}: damaged, or not written by this version of difformer: {found}; fit and save the estimator again"
+            f"{folder}: damaged, or not written by this version of difformer: {found.replace(chr(10), ' ')[:500]}; fit "
+            f"and save the estimator again"
         ) from error
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], _Tensors]:
+def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
     for name in (DESCRIPTION, TENSORS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -263,36 +279,28 @@ def _read(folder: Path) -> tuple[dict[str, Any], _Tensors]:
             f"was changed. Save the estimator again"
         )
     try:
-        return description, _Tensors(load_tensors(content))
+        return description, load_tensors(content)
     except SafetensorError as error:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
 
 
-def _estimator(description: dict[str, Any], tensors: _Tensors, own: Diffusivity | None) -> DIFFormerEstimator:
-    from difformer import estimators
-
-    name: Any = description.get("estimator")
-    ENTRIES["estimator"].check("estimator", name)
-    optional = {key: rule for key, rule in (("feature_names_in_", LABELS), ("rows", COUNT)) if key in description}
-    check_all({**ENTRIES, **optional, **ENTRIES_OF[name]}, description)
-    params, config, facts = description["params"], description["model"], description["facts"]
+def _estimator(
+    description: dict[str, Any], tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None
+) -> DIFFormerEstimator:
+    """An estimator from files whose hash is right and whose content may still be anything."""
     if own is not None:
-        params["diffusivity"] = config["diffusivity"] = own
-    for named in (config.get("diffusivity"), params.get("diffusivity")):
-        if isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file has nothing imported
-            own_name = named.get("own") if isinstance(named, dict) else named
-            raise PretrainedError(
-                f"the estimator was fitted with a custom diffusivity, {own_name!r}, which a file cannot hold; pass it "
-                f"again: from_pretrained(folder, diffusivity=…)"
-            )
-    check_all({**PARAMS, **PARAMS_OF.get(name, {})}, params, "params.")
-    check_all({**FACTS, **FACTS_OF.get(name, {})}, facts, "facts.")
-    check_all(MODEL, config, "model.")
+        for entry in ("params", "model"):
+            description[entry]["diffusivity"] = own
+    name: Any = description.get("estimator")
+    SCHEMA["estimator"].check("estimator", name)
+    optional = {entry: rule for entry, rule in OPTIONAL.items() if entry in description}
+    check_all({**SCHEMA, **optional, **OF_KIND[name]}, description)
+    params, config, facts = description["params"], description["model"], description["facts"]
     as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
     if isinstance(weights := params.get("class_weight"), dict):
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
-    estimator: Any = getattr(estimators, name)(**params)
+    estimator: Any = kinds[name](**params)
     facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
     for fact, value in facts.items():
         setattr(estimator, fact, value)
@@ -306,14 +314,14 @@ def _estimator(description: dict[str, Any], tensors: _Tensors, own: Diffusivity 
     elif name == "DIFFormerRegressor":
         estimator.transduction_ = tensors["of.transduction_"].numpy()
     rows = np.zeros((2, config["in_channels"]))
-    rows[1] = 0.0 if fitted.scaling.shift is None else fitted.scaling.shift
-    trial = fitted.outputs(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.degree.numel())))
+    rows[1] = 0.0 if fitted.shift is None else fitted.shift.numpy()
+    trial = fitted.predict(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.shape[0])))
     if not np.isfinite(trial).all():
         raise UserError("the weights give predictions that are not finite")
     return estimator
 
 
-def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
     """Every tensor is known and has its dtype, shape and range."""
     config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
     graph, channels, columns = facts["graph_"], config["hidden_channels"], facts["n_features_in_"]
@@ -327,7 +335,7 @@ def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
     for name, value in sorted(tensors.items()):
         short = re.sub(r"\.\d+(?=\.)", "", name)
-        weights = short.startswith("members.model.")
+        weights = short.startswith("members.model.")  # whose shapes are those of the model
         if not weights and short not in TENSOR_RULES:
             raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
         dtype, axes, words = ("float64", "", "") if weights else TENSOR_RULES[short]
@@ -338,7 +346,7 @@ def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -
         if not weights and (value.ndim != len(axes) or list(value.shape) != expected):
             shape = ", ".join(str(sizes.get(axis, "any")) for axis in axes)
             raise UserError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
-        low, high = RANGES[words]
+        low, high = RANGES[words], 1 if words == "from 0 to 1" else math.inf
         if value.numel() and not (value.isfinite().all() and value.min() >= low and value.max() <= high):
             found = f"{float(value.min()):g} to {float(value.max()):g}"
             raise UserError(f"{name} must be finite numbers {words}, got {found}")
@@ -366,49 +374,48 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _predictor(description: dict[str, Any], tensors: _Tensors) -> Predictor:
+def _predictor(description: dict[str, Any], tensors: Tensors) -> Predictor:
+    """The predictor that the tensors describe; they must be all that it holds, to the bit."""
     k, shape, directed = description["neighbours"], description["sparse_shape"], description["directed"]
+    regressor, graph = description["estimator"] == "DIFFormerRegressor", description["facts"]["graph_"]
     search: Search | None = None
-    given, linear = None, None
+    given = None
     if k is not None:
-        rows = shape[0] if shape else len(tensors["search.points"])
-        if k > rows:
+        if k > (rows := shape[0] if shape else len(tensors["search.points"])):
             raise UserError(f"{k} neighbours are asked of {rows} rows")
-        dense = shape is None
-        search = RowSearch(tensors["search.points"], k) if dense else SparseRowSearch(_csr(tensors, "search", shape), k)
-    elif description["facts"]["graph_"] == "given":
+        wide = shape is not None
+        search = SparseRowSearch(_csr(tensors, "search", shape), k) if wide else RowSearch(tensors["search.points"], k)
+    elif graph == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
         if not directed and (matrix != matrix.T).nnz:
             raise UserError("given.data must weigh both directions of an edge equally, unless directed is true")
         given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=directed)
-    if description["estimator"] == "DIFFormerRegressor":
-        linear = LinearPart(*(tensors[name] for name in ("coefficients", "intercepts", "share")))
-    fitted = Predictor(
-        Scaling(tensors["shift"].numpy() if "shift" in tensors else None, tensors["scale"].numpy()),
-        search=search,
-        given=given,
-        softmax=description["softmax"],
-        temperature=float(tensors["temperature"]),
-        output_scale=None if description["softmax"] else tensors["output_scale"],
-        linear=linear,
-    )
-    numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
-    if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
-        raise UserError(f"{description['members']} members are described, {len(numbers)} are there")
+    names = ["scale", "temperature"] if description["softmax"] else ["scale", "temperature", "output_scale"]
+    names += ["coefficients", "intercepts", "share"] if regressor else []
+    numbers = {"shift": tensors.get("shift"), **{name: tensors[name] for name in names}}
+    embed = description["estimator"] == "DIFFormerTransformer"
+    fitted = Predictor(numbers, search, given, softmax=description["softmax"], embed=embed)
+    members = {name.split(".")[1] for name in tensors if name.startswith("members.")}
+    if members != {str(number) for number in range(len(members))} or description["members"] != len(members):
+        raise UserError(f"{description['members']} members are described, {len(members)} are there")
     tol = DEFAULT_TOL if description["params"]["backend"] == "polynomial" else None
-    for number in range(len(numbers)):
-        own = tensors.below(f"members.{number}.")
-        fitted.members.append(_member(description["model"], own, tol, description["facts"]["graph_"]))
+    for number in range(len(members)):
+        own = _below(tensors, f"members.{number}.")
+        fitted.members.append(_member(description["model"], own, tol, graph))
     state = fitted.state_dict()
-    if unknown := [name for name in tensors if name not in state and not name.startswith("of.")]:
-        raise UserError(f"tensor {unknown[0]} is unknown")
-    for name, value in state.items():
-        if not torch.equal(value, tensors[name]):
+    for name in {**tensors, **state}:
+        if name not in state and not name.startswith("of."):
+            raise UserError(f"tensor {name} is unknown")
+        if name in state and not torch.equal(state[name], tensors[name]):
             raise UserError(f"tensor {name} does not fit the others")
     return fitted
 
 
-def _csr(tensors: _Tensors, name: str, shape: Any) -> Any:
+def _below(tensors: Tensors, start: str) -> dict[str, Tensor]:
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
     """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
     parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
     matrix = sparse.csr_array(parts, shape=tuple(shape))
@@ -416,22 +423,18 @@ def _csr(tensors: _Tensors, name: str, shape: Any) -> Any:
     return matrix
 
 
-def _member(config: dict[str, Any], tensors: _Tensors, tol: float | None, graph: str | None) -> Member:
-    weights = tensors.below("model.")
-    # Sizes are checked against the tensors before anything is made of them.
-    layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
-    if config["num_layers"] != len(layers):
-        raise UserError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
+def _member(config: dict[str, Any], tensors: Tensors, tol: float | None, graph: str | None) -> Member:
+    weights = _below(tensors, "model.")
     # The diffusivity is made outside, because it is probed with numbers when it is made.
     with_diffusivity = {**config, "diffusivity": as_diffusivity(config["diffusivity"])}
-    with torch.device("meta"):
+    with no_larger_than(weights), torch.device("meta"):
         model = DIFFormer(**with_diffusivity).double().eval()
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
     memories = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        kept, summary = tensors.below(f"memories.{k}."), {"keys", "values"}
+        kept, summary = _below(tensors, f"memories.{k}."), {"keys", "values"}
         if layer.diffusivity is None or layer.form == "identity":
             summary = set()
         elif layer.form in ("simple", "constant"):
@@ -447,54 +450,30 @@ def _member(config: dict[str, Any], tensors: _Tensors, tol: float | None, graph:
 
 
 class Program(nn.Module):
-    """What is exported: plain tensor operations on whole batches, for outputs or, if `states`, for embeddings."""
+    """What is exported: plain tensor operations on whole batches."""
 
-    degree: Tensor | None
-
-    def __init__(self, fitted: Predictor, *, states: bool) -> None:
+    def __init__(self, fitted: Predictor) -> None:
         super().__init__()
-        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
-        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
+        self.search = CosineSearch(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
         self.directed = fitted.given is not None and fitted.given.directed
+        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
         # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
-        self.fitted, self.states = copy.deepcopy(fitted), states
+        self.fitted = copy.deepcopy(fitted)
         self.fitted.given = self.fitted.search = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
         x, edges = x.double(), None
         x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
-        if self.degree is not None and edge_index is not None and edge_weight is not None:
-            degree = None if self.directed else self.degree
+        if edge_index is not None and edge_weight is not None:
+            degree: Any = None if self.directed else self.degree
             edges = Edges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], degree)
         elif self.search is not None:
             edges = Edges.nearest(self.search(x))
-        states = [member.states(x, edges) for member in fitted.members]
-        return torch.cat(states, 1) if self.states else fitted.combine(states, x)
+        return fitted(x, edges)
 
 
-class Cosine(nn.Module):
-    """`SparseRowSearch` on dense rows, in plain tensor operations."""
-
-    points: Tensor
-
-    def __init__(self, search: SparseRowSearch) -> None:
-        super().__init__()
-        if search.shape[0] * search.shape[1] > LARGEST_DENSE:
-            raise UserError(
-                f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
-                f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
-            )
-        self.register_buffer("points", nn.functional.normalize(torch.from_numpy(search.points.toarray()), dim=1))
-        self.k = search.k
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Rows of equal cosine: the smaller index first, as the search itself has it.
-        order = (-(nn.functional.normalize(x, dim=1) @ self.points.T)).sort(dim=1, stable=True).indices
-        return order[:, : self.k]
-
-
-def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
+def export_program(fitted: Predictor, path: str | Path, facts: dict[str, Any]) -> None:
     """Writes the program to a ``.pt2`` file, whole or not at all; `facts` are what ``difformer.json`` in it holds."""
     if Path(path).suffix != SUFFIX:
         raise UserError(
@@ -508,6 +487,6 @@ def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: 
         count = torch.export.Dim("edges", min=1)
         shapes += ({1: count}, {0: count})
     with torch.no_grad():
-        program = torch.export.export(Program(fitted, states=states), args, dynamic_shapes=shapes)
+        program = torch.export.export(Program(fitted), args, dynamic_shapes=shapes)
     with atomic_write(path) as stream:
         torch.export.save(program, stream, extra_files={EXTRA: json.dumps(facts)})

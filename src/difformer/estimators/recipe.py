@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import check_random_state
 
 from difformer.attention import BACKENDS
@@ -31,6 +32,7 @@ BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large 
 MOST_WHOLE = 4096  # rows with many labels that are trained on at once; mini-batches learn faster from more
 EPOCH = 8  # steps that an epoch of many mini-batches counts as, at most
 DECAY = 0.02  # largest weight decay by default
+FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are remembered, and of how many beyond
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,21 @@ OPTIONS: dict[str, Rule] = {
 }
 
 
-def check_all(rules: Mapping[str, Rule], values: Mapping[str, Any], where: str = "") -> None:
-    """Checks that there is a value for every rule and a rule for every value, and that all rules hold."""
+def check_all(rules: Mapping[str, Any], values: Any, where: str = "") -> None:
+    """Checks that there is a value for every rule and a rule for every value, and that all rules hold.
+
+    The rules of a table within the table are a mapping of their own.
+    """
+    Rule(lambda value: isinstance(value, dict), "a table").check(where.rstrip("."), values)
     for name in {**rules, **values}:
         if name not in rules:
             raise UserError(f"{where}{reprlib.repr(name)[1:-1]} is unknown; known are {', '.join(rules)}")
         if name not in values:
             raise UserError(f"{where}{name} is missing")
-        rules[name].check(where + name, values[name])
+        if isinstance(rules[name], Rule):
+            rules[name].check(where + name, values[name])
+        else:
+            check_all(rules[name], values[name], f"{where}{name}.")
 
 
 class Recipe:
@@ -136,6 +145,17 @@ class Recipe:
         """Numbers in the largest operation of a step, features that are zero not counted."""
         together = self.batch(rows) or rows
         return int(together * max(self.model["hidden_channels"], columns, together if self.pairs else 0))
+
+    def memory(self, rows: int) -> dict[str, Any]:
+        """How a model remembers a population of `rows`: arguments of `difformer.estimators.predictor.remember`."""
+        count = self.options.landmarks
+        if count is None and rows > FULL_POPULATION:
+            count = LANDMARKS
+        landmarks = None
+        if count is not None and count < rows:
+            chosen = np.random.RandomState(self.seed % 2**32).choice(rows, count, replace=False)
+            landmarks = torch.from_numpy(np.sort(chosen))
+        return {"polynomial": self.model["backend"] == "polynomial", "landmarks": landmarks}
 
     def config(self, rows: int, labels: int, steps: int, batch: int | None, *, held_out: bool) -> TrainConfig:
         """The configuration of a run of `steps` steps, more where held-out rows end it."""
