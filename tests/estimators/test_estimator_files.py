@@ -105,6 +105,29 @@ def test_class_weights_are_restored(wine: Any, quick: dict[str, Any], tmp_path: 
         assert loaded.temperature_ > 0
 
 
+def test_classes_that_are_floats_are_restored(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, y, partly = wine
+    model = DIFFormerClassifier(**quick).fit(x, np.where(partly < 0, np.nan, y + 0.0))
+    model.save_pretrained(tmp_path)
+    loaded = DIFFormerClassifier.from_pretrained(tmp_path)
+    assert (loaded.predict(x) == model.predict(x)).all()
+    assert (loaded.transduction_ == model.transduction_).all()
+    # Files written before this was fixed hold the labels of the rows as well.
+    rewrite(tmp_path, **{"of.transduction_": torch.from_numpy(model.transduction_)})
+    assert (DIFFormerClassifier.from_pretrained(tmp_path).transduction_ == model.transduction_).all()
+
+
+def test_options_set_after_fitting_do_not_matter_to_saved_models(
+    wine: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    x, _, partly = wine
+    model = DIFFormerClassifier(**quick, diffusivity="sigmoid", graph=None).fit(x, partly)
+    model.set_params(backend="polynomial", hidden_channels=5, diffusivity="simple").save_pretrained(tmp_path)
+    loaded = DIFFormerClassifier.from_pretrained(tmp_path)
+    assert (loaded.predict_proba(x) == model.predict_proba(x)).all()
+    assert loaded.get_params() == model.get_params()
+
+
 def test_dates_as_classes(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, y, _ = wine
     days = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")

@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.base import (
-    BaseEstimator,
-    ClassifierMixin,
-    ClassNamePrefixFeaturesOutMixin,
-    RegressorMixin,
-    TransformerMixin,
-)
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin as NamedFeatures
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
@@ -31,15 +26,7 @@ from difformer.estimators.labels import class_labels, has_classes, known_labels,
 from difformer.estimators.population import Scaling, has_target, make_population, row_digests
 from difformer.estimators.predictor import Predictor, Search, remember, threads_for
 from difformer.estimators.recipe import Recipe
-from difformer.estimators.row_graph import (
-    GivenGraph,
-    RowGraph,
-    RowSearch,
-    SparseRowSearch,
-    as_matrix,
-    edges_of,
-    receiving,
-)
+from difformer.estimators.row_graph import GivenGraph, RowGraph, as_matrix, edges_of, receiving, search_among
 from difformer.estimators.selection import NO_EDGES, EdgeList, Problem, Side, train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
@@ -54,8 +41,6 @@ FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the 
 
 class DIFFormerEstimator(BaseEstimator):
     """Options and fitting of `DIFFormerClassifier`, `DIFFormerRegressor` and `DIFFormerTransformer`.
-
-    ``__init__`` only stores its arguments; attributes that `fit` sets end in an underscore.
 
     Args:
         hidden_channels: Length of a state.
@@ -77,14 +62,14 @@ class DIFFormerEstimator(BaseEstimator):
         learning_rate: Of Adam.
         weight_decay: λ of ½λ‖w‖²; None is 1 / (labelled rows), as in `LogisticRegression`, but at most 0.02.
         n_models: Models from different initial weights; their outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature, however
-            many there are; 0 holds out none. None is 0.1 if at least 500 rows are labelled; with fewer,
-            cross-validation chooses, and all labelled rows are trained on.
+        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature; 0 holds
+            out none. None is 0.1 if at least 500 rows are labelled; with fewer, cross-validation chooses, and all
+            labelled rows are trained on.
         batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
         landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
         standardize: Whether dense columns are centred and brought to a common scale; beside numbers, indicators
-            (columns of 0 and 1) stay as they are. False takes all as they are. See `difformer.estimators.population`.
+            (columns of 0 and 1) stay as they are. See `difformer.estimators.population`.
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
@@ -139,9 +124,26 @@ class DIFFormerEstimator(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.target_tags.required = True
+        tags.input_tags.sparse = tags.target_tags.required = True
+        tags.target_tags.multi_output = isinstance(self, RegressorMixin)
         return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> Self:
+        """Train on the labelled rows, in the context of all.
+
+        Args:
+            X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
+            y: ``[N]`` labels, -1, NaN or None where a row is unlabelled; or ``[N]`` or ``[N, T]`` values, NaN where
+                unknown.
+            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
+            graph: Overrides the option of this name: ``"knn"``, ``"auto"``, or edges among the rows, see
+                `difformer.estimators.row_graph`.
+
+        Raises:
+            ValueError: As scikit-learn's estimators do; and if `graph` has the wrong size.
+        """
+        self._keep(self._fit(X, y, sample_weight, graph))
+        return self
 
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
@@ -210,9 +212,9 @@ class DIFFormerEstimator(BaseEstimator):
                 embed=embed,
             )
             parts = list(fitted.parts(population.x, given, nearest if side == "knn" else None))
-            for run in runs:
-                counted = None if run.in_batches else mass  # rows count as they did in training
-                fitted.members.append(remember(run.model, parts, counted, **recipe.memory(population.size)))
+            for run in runs:  # rows count as they did in training
+                counted, landmarks = None if run.in_batches else mass, recipe.landmarks(population.size)
+                fitted.members.append(remember(run.model, parts, counted, landmarks))
             with torch.no_grad():
                 answers: Array = torch.cat([fitted(*part) for part in parts]).numpy()[np.maximum(population.place, 0)]
             if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
@@ -224,6 +226,9 @@ class DIFFormerEstimator(BaseEstimator):
         if judged.warning is not None:
             warnings.warn(judged.warning, UserWarning, stacklevel=3)
         return answers
+
+    def _keep(self, answers: Array) -> None:
+        """Keeps what `fit` found out about its rows."""
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None without a graph."""
@@ -258,7 +263,7 @@ class DIFFormerEstimator(BaseEstimator):
         if graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
             return None, None, {None: NO_EDGES}
         k = min(int(self.neighbours), rows)
-        search = SparseRowSearch(scaled, k) if sparse.issparse(scaled) else RowSearch(torch.from_numpy(scaled), k)
+        search = search_among(scaled, k)
         nearest = search(scaled)
         edge_index = torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)])
         return search, nearest, {"knn": (edge_index, None)} | ({None: NO_EDGES} if graph == "auto" else {})
@@ -267,16 +272,17 @@ class DIFFormerEstimator(BaseEstimator):
         """The predictor's answers to rows, with their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
         x, edges, given = self._features(X, reset=False), None, self.fitted_.given
-        if graph is not None and given is None:
-            raise UserError(
-                "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out",
-                argument="graph",
-            )
-        if graph is not None and given is not None:
+        if given is None:
+            if graph is not None:
+                raise UserError(
+                    "graph was given for rows to predict, but fit was given none; pass one to fit, or leave it out",
+                    argument="graph",
+                )
+        elif graph is not None:
             edges = as_matrix(graph, x.shape[0], given.shape[0])
         elif self._known_rows is not None:
             known, rows = self._known_rows
-            edges = edges_of(receiving(known.matrix, directed=self.directed)[:, rows], known.rows(X, x))
+            edges = edges_of(receiving(known.matrix, directed=given.directed)[:, rows], known.rows(X, x))
         return self.fitted_.predict(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -286,11 +292,11 @@ class DIFFormerEstimator(BaseEstimator):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> Self:
-        """Reads what `save_pretrained` wrote; neither the training table nor anything executable is needed.
+        """Reads what `save_pretrained` wrote, and executes nothing from it; your own diffusivity has to be given again.
 
-        Args:
-            folder: Where it was saved.
-            diffusivity: Yours, where the estimator was fitted with one that a name does not say.
+        Raises:
+            FileNotFoundError: If a file is missing.
+            PretrainedError: If a file is damaged, of another program, or of another version of the format.
         """
         kinds = {kind.__name__: kind for kind in (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)}
         found = load_estimator(folder, kinds, diffusivity)
@@ -355,35 +361,16 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         super().__init__(**options)
         self.class_weight = class_weight
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = False
-        return tags
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerClassifier:
-        """Train on the labelled rows, in the context of all.
-
-        Args:
-            X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
-            y: ``[N]`` labels, -1, NaN or None where a row is unlabelled.
-            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
-            graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
-                `difformer.estimators.row_graph`.
-
-        Raises:
-            ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.
-        """
-        self.label_distributions_ = self._fit(X, y, sample_weight, graph)
-        self.temperature_ = float(self.fitted_.temperature)
-        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
-        return self
-
     def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         self.classes_, target = class_labels(y, x, type(self).__name__, weight)
         if self.class_weight is None:
             return target, None
         known = self.classes_[target[target >= 0]]
         return target, compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+
+    def _keep(self, answers: Array) -> None:
+        self.label_distributions_, self.temperature_ = answers, float(self.fitted_.temperature)
+        self.transduction_ = self.classes_[answers.argmax(1)]
 
     def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
@@ -398,17 +385,13 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` most probable labels; see `predict_proba`."""
-        probable = np.argmax(self.predict_proba(X, graph=graph), axis=1)
+        probable = self.predict_proba(X, graph=graph).argmax(1)
         return self.classes_[probable]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
         """Accuracy on the labelled rows; those marked as unlabelled are neither right nor wrong.
 
-        Args:
-            X: ``[M, F]`` features.
-            y: ``[M]`` labels, -1, NaN or None where a row is unlabelled.
-            sample_weight: ``[M]``.
-            graph: See `predict_proba`.
+        Arguments as in `fit` and `predict_proba`.
 
         Raises:
             ValueError: If no row is labelled.
@@ -431,7 +414,8 @@ setattr(  # noqa: B010
 class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
     """Semi-supervised regression, of one target or several; NaN marks what is unknown.
 
-    A prediction is the sum of a ridge regression and of what the models add to it, see `difformer.estimators.problem`.
+    A prediction is the sum of a ridge regression and of what the models add to it, see
+    `difformer.estimators.selection`.
 
     Args:
         See `DIFFormerEstimator`, also for more attributes.
@@ -447,32 +431,23 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         (442,)
     """
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerRegressor:
-        """Train on the labelled rows, in the context of all.
-
-        `y` holds ``[N]`` or ``[N, T]`` values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
-        """
-        self.transduction_ = self._shaped(self._fit(X, y, sample_weight, graph))
-        return self
-
     def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
         return target.reshape(len(target), -1), None
 
+    def _keep(self, answers: Array) -> None:
+        self.transduction_ = answers[:, 0] if self.one_column_ else answers
+
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` or ``[M, T]`` values of rows ``X [M, F]``; `graph` as in `DIFFormerClassifier.predict_proba`."""
-        return self._shaped(self._predicted(X, graph))
+        outputs = self._predicted(X, graph)
+        return outputs[:, 0] if self.one_column_ else outputs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
         """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
 
-        Arguments as in `DIFFormerClassifier.score`; `y` holds ``[M]`` or ``[M, T]`` values, NaN where unknown.
+        Arguments as in `fit` and `DIFFormerClassifier.predict_proba`.
         """
         predicted = self.predict(X, graph=graph)
         wanted = values(y, predicted, type(self).__name__).reshape(len(predicted), -1)
@@ -483,11 +458,8 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
             each.append(r2_score(target[known], value[known], sample_weight=weight[known]))
         return float(np.mean(each))
 
-    def _shaped(self, outputs: Array) -> Array:
-        return outputs[:, 0] if self.one_column_ else outputs
 
-
-class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DIFFormerEstimator):
+class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
     """Features diffused over the population: supervised embeddings for the next step of a pipeline.
 
     An embedding is the state behind the output layer. Targets are classes or values; which of the two is inferred from
@@ -503,22 +475,14 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
         (178, 48)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerTransformer:
-        """Train on the labelled rows, in the context of all.
-
-        `y` holds labels, or values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
-        """
-        self.fit_transform(X, y, sample_weight, graph=graph)
-        return self
-
-    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
-        """`fit`, and the embeddings of the rows it was given."""
-        return self._fit(X, y, sample_weight, graph)
-
     def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         if has_classes(y):
             return class_labels(y, x, type(self).__name__, weight)[1], None
         return values(y, x, type(self).__name__).reshape(x.shape[0], -1), None
+
+    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
+        """`fit`, and the embeddings of the rows it was given."""
+        return self._fit(X, y, sample_weight, graph)
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, n_models · hidden_channels]`` states of rows; arguments as in `DIFFormerClassifier.predict_proba`."""

@@ -1,11 +1,11 @@
 """A fitted estimator on disk: as two files that carry no code, or as a program that runs without this package.
 
-**Files.** ``estimator.json`` describes it, ``context.safetensors`` holds its numbers. Neither holds the training table:
-they contain what predictions need, see `difformer.estimators.predictor`. Each file is written next to its destination
-and then renamed. Two files cannot be replaced at once, so the description holds one SHA-256 over both: a save that was
-interrupted over an older one, or a file that was changed, is refused. The hash does not protect against someone who
-writes both files on purpose. So every entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range
-(`TENSOR_RULES`), tensors that follow from others are compared with what follows, and a row is predicted on trial.
+**Files.** ``estimator.json`` describes it, ``context.safetensors`` holds what predictions need, see
+`difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
+replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
+file that was changed, is refused. The hash does not protect against someone who writes both files on purpose. So every
+entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from others
+are compared with what follows, and a row is predicted on trial.
 
 **Program.** One ``.pt2`` file that runs where torch is and this package is not:
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -39,15 +40,15 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor, nn
 
-from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
 from difformer.estimators.predictor import Member, Memory, Predictor, Search
-from difformer.estimators.recipe import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
-from difformer.estimators.row_graph import CosineSearch, Edges, GivenGraph, RowSearch, SparseRowSearch
+from difformer.estimators.recipe import COUNT, FINITE, FLAG, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS, SHARE
+from difformer.estimators.row_graph import CosineSearch, Edges, GivenGraph, SparseRowSearch, search_among
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 from difformer.nn.pretrained import no_larger_than
+from difformer.schema import Rule, check, one_of
 from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
 EXTRA, SUFFIX = "difformer.json", ".pt2"
+CSR = ("data", "indices", "indptr")
+# What a layer keeps of its population, by the form of its diffusivity; keys and values, or moments, for other forms.
+SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"sums"}, "constant": {"sums"}}
 
 
 def _is_named(value: Any) -> bool:
@@ -72,74 +76,53 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, str | Diffusivity)
 
 
-def _are_labels(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(label, str | int | float) for label in value)
-
-
-def _is_class_weight(value: Any) -> bool:
-    if not (
-        isinstance(value, dict) and value.keys() == {"labels", "weights"} and all(map(_are_labels, value.values()))
-    ):
-        return value in (None, "balanced")
-    return len(value["labels"]) == len(value["weights"]) and all(map(NOT_NEGATIVE.holds, value["weights"]))
-
-
-TEXT = Rule(lambda value: isinstance(value, str), "a text")
 NAMED = Rule(_is_named, "a name or a Diffusivity")
-SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
-LABELS = {
-    "dtype": Rule(lambda value: isinstance(value, str) and LABEL_DTYPE.fullmatch(value), "a dtype of labels"),
-    "values": Rule(_are_labels, "a list of labels"),
-}
+LIST = Rule(lambda v: isinstance(v, list) and all(isinstance(one, str | int | float) for one in v), "a list of labels")
+LABELS = {"dtype": Rule(lambda v: LABEL_DTYPE.fullmatch(str(v)), "a dtype of labels"), "values": LIST}
 PARAMS: dict[str, Any] = {
     **OPTIONS,
     "diffusivity": NAMED,
     "graph": one_of(None, "knn", "auto"),
-    "device": TEXT,
+    "device": str,
     "random_state": Rule(lambda v: type(v) is int and 0 <= v < 2**32, "a seed").or_none(),
     "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
 }
 FACTS: dict[str, Any] = {
-    "n_features_in_": COUNT,
+    **dict.fromkeys(("n_features_in_", "n_iter_"), COUNT),
     "graph_": one_of("knn", "given", None),
-    "n_iter_": COUNT,
     "loss_": FINITE,
     "validation_loss_": FINITE.or_none(),
 }
-FROM_OPTIONS = ("num_layers", "num_heads", "step_size", "source_weight", "graph_weight", "backend")
-ALWAYS = {"norm": True, "residual": True, "activation": None, "qk_norm": "row", "tied_qk": False}
-MODEL: dict[str, Any] = {
-    **dict.fromkeys(("in_channels", "hidden_channels", "out_channels"), COUNT),
-    **{name: OPTIONS[name] for name in FROM_OPTIONS},
-    **{name: one_of(value) for name, value in {**ALWAYS, "initialisation": "identity"}.items()},
+MODEL: dict[str, Any] = {  # what no option says has its default
+    **{name: one_of(option.default) for name, option in inspect.signature(DIFFormer).parameters.items()},
+    **{name: OPTIONS[name] for name in MODEL_OPTIONS},
+    **dict.fromkeys(("in_channels", "out_channels"), COUNT),
     "diffusivity": NAMED,
     "dropout": SHARE,
     "transform": FLAG,
     "graph_norm": one_of("gcn", "random_walk"),
 }
-CLASS_WEIGHT = Rule(_is_class_weight, "None, balanced, or as many labels as weights")
+del MODEL["checkpoint"]  # says how a model is computed, not what it is
+SCHEMA: dict[str, Any] = {
+    "params": PARAMS,
+    "facts": FACTS,
+    "model": MODEL,
+    "members": COUNT,
+    **dict.fromkeys(("softmax", "directed"), FLAG),
+    "neighbours": COUNT.or_none(),
+    "sparse_shape": Rule(
+        lambda v: isinstance(v, list) and list(map(COUNT.holds, v)) == [True] * 2, "a shape"
+    ).or_none(),
+}
 # What only some kinds of estimators have, or have otherwise.
 OF_KIND: dict[str, dict[str, Any]] = {
     "DIFFormerClassifier": {
-        "params": {**PARAMS, "class_weight": CLASS_WEIGHT},
+        "params": {**PARAMS, "class_weight": ({"balanced"}, None, dict)},
         "classes_": LABELS,
         "softmax": one_of(True),
     },
     "DIFFormerRegressor": {"facts": {**FACTS, "one_column_": FLAG}, "softmax": one_of(False)},
     "DIFFormerTransformer": {},
-}
-SCHEMA: dict[str, Any] = {
-    "estimator": one_of(*OF_KIND),
-    "format": one_of(FORMAT),
-    "format_version": one_of(FORMAT_VERSION),
-    "params": PARAMS,
-    "facts": FACTS,
-    "model": MODEL,
-    "members": COUNT,
-    "softmax": FLAG,
-    "directed": FLAG,
-    "neighbours": COUNT.or_none(),
-    "sparse_shape": SHAPE.or_none(),
 }
 OPTIONAL: dict[str, Any] = {"feature_names_in_": LABELS, "rows": COUNT}
 
@@ -192,16 +175,13 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         "neighbours": None if fitted.search is None else fitted.search.k,
         "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseRowSearch) else None,
     }
-    for name in TEXTS:
-        if hasattr(estimator, name):
-            array = getattr(estimator, name)
-            description[name] = {"dtype": array.dtype.str, "values": plain_list(array)}
+    texts = {name: getattr(estimator, name) for name in TEXTS if hasattr(estimator, name)}
+    description |= {name: {"dtype": text.dtype.str, "values": plain_list(text)} for name, text in texts.items()}
     tensors = {name: value.contiguous() for name, value in fitted.state_dict().items()}
-    for name in ("label_distributions_", "transduction_"):
-        array = getattr(estimator, name, None)
-        if array is not None and array.dtype == np.float64:
-            tensors[f"of.{name}"] = torch.from_numpy(array.copy())
-            description["rows"] = len(array)
+    name = "label_distributions_" if hasattr(estimator, "classes_") else "transduction_"
+    if hasattr(estimator, name):
+        tensors[f"of.{name}"] = torch.from_numpy(getattr(estimator, name).copy())
+        description["rows"] = len(getattr(estimator, name))
     content = save_tensors(tensors, metadata={"format": FORMAT})
     # Both files are complete in memory before the first is written.
     text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
@@ -234,22 +214,17 @@ def _plain(value: Any) -> Any:
 def load_estimator(
     folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None
 ) -> DIFFormerEstimator:
-    """Reads what `save_estimator` wrote; a custom diffusivity has to be given again.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        PretrainedError: If a file is damaged, of another program, or of another version of the format.
-    """
+    """Reads what `save_estimator` wrote; `kinds` are the estimators by name."""
     description, tensors = _read(Path(folder))
     try:
         return _estimator(description, tensors, kinds, diffusivity)
     except PretrainedError as error:
         raise PretrainedError(f"{folder}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
-        found = f"tensor {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        found = f"tensor {error.args[0]} is missing" if isinstance(error, KeyError) else str(error).replace("\n", " ")
         raise PretrainedError(
-            f"{folder}: damaged, or not written by this version of difformer: {found.replace(chr(10), ' ')[:500]}; fit "
-            f"and save the estimator again"
+            f"{folder}: damaged, or not written by this version of difformer: {found[:500]}; "
+            f"fit and save the estimator again"
         ) from error
 
 
@@ -273,7 +248,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
             f"{path}: written in format version {reprlib.repr(version)}; this difformer reads version "
             f"{FORMAT_VERSION}: {'upgrade difformer' if newer else 'fit and save the estimator again'}"
         )
-    if description.pop(HASH, None) != _digest(description, content):
+    if description.get(HASH) != _digest(description, content):
         raise PretrainedError(
             f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
             f"was changed. Save the estimator again"
@@ -288,30 +263,32 @@ def _estimator(
     description: dict[str, Any], tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None
 ) -> DIFFormerEstimator:
     """An estimator from files whose hash is right and whose content may still be anything."""
-    if own is not None:
-        for entry in ("params", "model"):
-            description[entry]["diffusivity"] = own
-    name: Any = description.get("estimator")
-    SCHEMA["estimator"].check("estimator", name)
+    kind: Any = description.get("estimator")
+    check(kind, one_of(*OF_KIND), "estimator")
+    for known in ("format", "format_version", "estimator", HASH):
+        del description[known]
+    for entry in ("params", "model") if own is not None else ():
+        description.get(entry, {})["diffusivity"] = own
     optional = {entry: rule for entry, rule in OPTIONAL.items() if entry in description}
-    check_all({**SCHEMA, **optional, **OF_KIND[name]}, description)
+    check(description, {**SCHEMA, **optional, **OF_KIND[kind]}, closed=True)
     params, config, facts = description["params"], description["model"], description["facts"]
     as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
     if isinstance(weights := params.get("class_weight"), dict):
+        check(weights, {"labels": LIST, "weights": [NOT_NEGATIVE]}, "params.class_weight", closed=True)
+        if len(weights["labels"]) != len(weights["weights"]):
+            raise UserError("params.class_weight must be as many labels as weights")
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
-    estimator: Any = kinds[name](**params)
+    estimator: Any = kinds[kind](**params)
     facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
     for fact, value in facts.items():
         setattr(estimator, fact, value)
-    fitted = estimator.fitted_ = _predictor(description, tensors)
-    if name == "DIFFormerClassifier":
-        if len(estimator.classes_) != config["out_channels"]:
-            raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
-        estimator.label_distributions_ = tensors["of.label_distributions_"].numpy()
-        estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
-        estimator.temperature_ = float(fitted.temperature)
-    elif name == "DIFFormerRegressor":
+    if kind == "DIFFormerClassifier" and len(estimator.classes_) != config["out_channels"]:
+        raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+    fitted = estimator.fitted_ = _predictor(kind, description, tensors)
+    if kind == "DIFFormerClassifier":
+        estimator._keep(tensors["of.label_distributions_"].numpy())
+    elif kind == "DIFFormerRegressor":
         estimator.transduction_ = tensors["of.transduction_"].numpy()
     rows = np.zeros((2, config["in_channels"]))
     rows[1] = 0.0 if fitted.shift is None else fitted.shift.numpy()
@@ -339,7 +316,7 @@ def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
         if not weights and short not in TENSOR_RULES:
             raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
         dtype, axes, words = ("float64", "", "") if weights else TENSOR_RULES[short]
-        axes = "N" if name == "of.transduction_" and facts.get("one_column_") else axes
+        axes = "N" if name == "of.transduction_" and facts.get("one_column_", True) else axes
         if not str(value.dtype).removeprefix("torch.").startswith(dtype):
             raise UserError(f"{name} must hold {dtype}, got {value.dtype}")
         expected = [sizes.setdefault(axis, size) for axis, size in zip(axes, value.shape, strict=False)]
@@ -374,34 +351,31 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _predictor(description: dict[str, Any], tensors: Tensors) -> Predictor:
+def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Predictor:
     """The predictor that the tensors describe; they must be all that it holds, to the bit."""
-    k, shape, directed = description["neighbours"], description["sparse_shape"], description["directed"]
-    regressor, graph = description["estimator"] == "DIFFormerRegressor", description["facts"]["graph_"]
+    k, shape, graph = description["neighbours"], description["sparse_shape"], description["facts"]["graph_"]
     search: Search | None = None
     given = None
     if k is not None:
-        if k > (rows := shape[0] if shape else len(tensors["search.points"])):
-            raise UserError(f"{k} neighbours are asked of {rows} rows")
-        wide = shape is not None
-        search = SparseRowSearch(_csr(tensors, "search", shape), k) if wide else RowSearch(tensors["search.points"], k)
+        points = tensors["search.points"].numpy() if shape is None else _csr(tensors, "search", shape)
+        if k > points.shape[0]:
+            raise UserError(f"{k} neighbours are asked of {points.shape[0]} rows")
+        search = search_among(points, k)
     elif graph == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
-        if not directed and (matrix != matrix.T).nnz:
+        if not description["directed"] and (matrix != matrix.T).nnz:
             raise UserError("given.data must weigh both directions of an edge equally, unless directed is true")
-        given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=directed)
-    names = ["scale", "temperature"] if description["softmax"] else ["scale", "temperature", "output_scale"]
-    names += ["coefficients", "intercepts", "share"] if regressor else []
+        given = GivenGraph(matrix, tensors["given.digests"].numpy(), directed=description["directed"])
+    names = ["scale", "temperature", *([] if description["softmax"] else ["output_scale"])]
+    names += ["coefficients", "intercepts", "share"] if kind == "DIFFormerRegressor" else []
     numbers = {"shift": tensors.get("shift"), **{name: tensors[name] for name in names}}
-    embed = description["estimator"] == "DIFFormerTransformer"
-    fitted = Predictor(numbers, search, given, softmax=description["softmax"], embed=embed)
+    fitted = Predictor(numbers, search, given, softmax=description["softmax"], embed=kind == "DIFFormerTransformer")
     members = {name.split(".")[1] for name in tensors if name.startswith("members.")}
-    if members != {str(number) for number in range(len(members))} or description["members"] != len(members):
+    if description["members"] != len(members):
         raise UserError(f"{description['members']} members are described, {len(members)} are there")
-    tol = DEFAULT_TOL if description["params"]["backend"] == "polynomial" else None
     for number in range(len(members)):
         own = _below(tensors, f"members.{number}.")
-        fitted.members.append(_member(description["model"], own, tol, graph))
+        fitted.members.append(_member(description["model"], own, with_edges=graph is not None))
     state = fitted.state_dict()
     for name in {**tensors, **state}:
         if name not in state and not name.startswith("of."):
@@ -417,13 +391,12 @@ def _below(tensors: Tensors, start: str) -> dict[str, Tensor]:
 
 def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
     """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
-    parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
-    matrix = sparse.csr_array(parts, shape=tuple(shape))
+    matrix = sparse.csr_array(tuple(tensors[f"{name}.{part}"].numpy() for part in CSR), shape=tuple(shape))
     check_scipy(matrix)
     return matrix
 
 
-def _member(config: dict[str, Any], tensors: Tensors, tol: float | None, graph: str | None) -> Member:
+def _member(config: dict[str, Any], tensors: Tensors, *, with_edges: bool) -> Member:
     weights = _below(tensors, "model.")
     # The diffusivity is made outside, because it is probed with numbers when it is made.
     with_diffusivity = {**config, "diffusivity": as_diffusivity(config["diffusivity"])}
@@ -434,18 +407,13 @@ def _member(config: dict[str, Any], tensors: Tensors, tol: float | None, graph: 
     memories = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        kept, summary = _below(tensors, f"memories.{k}."), {"keys", "values"}
-        if layer.diffusivity is None or layer.form == "identity":
-            summary = set()
-        elif layer.form in ("simple", "constant"):
-            summary = {"sums"}
-        elif tol is not None:
-            summary = {"moments"}
-        optional = ({"sent"} if graph is not None else set()) | ({"weight"} if "keys" in summary else set())
-        if not summary <= kept.keys() <= summary | optional:
-            expected = ", ".join(sorted(summary)) or "nothing"
+        kept = _below(tensors, f"memories.{k}.")
+        needed = SUMMARIES.get(layer.form, {"moments"} if layer.backend == "polynomial" else {"keys", "values"})
+        optional = ({"sent"} if with_edges else set()) | ({"weight"} if "keys" in needed else set())
+        if not needed <= kept.keys() <= needed | optional:
+            expected = ", ".join(sorted(needed)) or "nothing"
             raise UserError(f"layer {k} must keep {expected} of its population, got {', '.join(sorted(kept))}")
-        memories.append(Memory(kept, layer, tol))
+        memories.append(Memory(kept, layer))
     return Member(model, memories)
 
 

@@ -1,8 +1,8 @@
 r"""The population that an estimator diffuses over: distinct rows with their masses, fingerprints and scaling.
 
 **Mass.** Rows that agree in features and target become one row whose mass m_j is the sum of their weights; rows of
-weight zero are left out. The order is that of the rows' fingerprints, so neither the order of a table nor the way in
-which it says "twice" changes a result by a single bit. Every all-pair sum counts row j with its mass,
+weight zero are left out. They are sorted by their fingerprints, so neither the order of a table nor a repetition in
+place of a weight changes a result by a single bit. Every all-pair sum counts row j with its mass,
 
     P_i = Σ_j m_j g(q_iᵀk_j) v_j / Σ_l m_l g(q_iᵀk_l).
 
@@ -20,9 +20,9 @@ once for each of two families of s_j: 128 bits in all, so that two different row
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
 all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
-pixels are. Constant columns are only centred. Beside numbers, indicators (columns that hold 0 and 1 alone) stay as they
-are and have no part in σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep
-their zeros: all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
+pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are and are
+left out of σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep their zeros:
+all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -84,13 +84,11 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
     for column in target.reshape(count, -1)[kept].T:
         targets = mix(targets) + mix((column.astype(np.float64) + 0.0).view(np.uint64))
     # By features first: the unit in which targets are given does not change the order.
-    order = np.lexsort((kept, targets, digest[:, 1], digest[:, 0]))
-    ranked = np.column_stack([digest, targets])[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (ranked[1:] != ranked[:-1]).any(1)
-    group, place, chosen = np.cumsum(first) - 1, np.full(count, -1), kept[order[first]]
-    place[kept[order]] = group
-    return Population(x[chosen], target[chosen], np.bincount(group, weights=weight[kept][order]), place)
+    columns = np.column_stack([digest, targets])
+    _, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    place, chosen = np.full(count, -1), kept[first]
+    place[kept] = group = group.ravel()
+    return Population(x[chosen], target[chosen], np.bincount(group, weights=weight[kept]), place)
 
 
 def mix(x: Array) -> Array:

@@ -3,12 +3,12 @@ r"""Everything that a fitted estimator needs for predictions: scaling, neighbour
 The layers are those of the trained model; what differs is who sends (`difformer.nn.context`). Layer by layer the
 population is summarised (`store`), and a row, new or fitted, receives from that summary and, along observed edges, from
 the values that fitted rows have at this layer. Fitted rows do not receive from new ones, nor new rows from each other.
-The population itself goes through the same code, so a fitted row that is predicted again gets the same answer.
+The population itself goes through the same code, so a fitted row that is predicted again gets the same answer. All of
+it is computed in double precision: rows get the same answer one by one and by the million.
 
-All of it is computed in double precision, so it makes no visible difference whether rows come one by one or by the
-million. Nothing of the training data is kept but what predictions need: the summary of each layer; with a neighbour
-graph the scaled features to search among; with any graph the values of each layer; with a given graph its edges, and a
-fingerprint of every row by which a fitted row is recognised.
+Nothing of the training data is kept but what predictions need: the summary of each layer; with a neighbour graph the
+scaled features to search among; with any graph the values of each layer; with a given graph its edges, and fingerprints
+by which fitted rows are recognised.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ NUMBERS = ("shift", "scale", "temperature", "output_scale", "coefficients", "int
 class Memory(nn.Module):
     """What one layer keeps of the population, as buffers: its summary, and ``"sent"`` if there are observed edges."""
 
-    def __init__(self, state: dict[str, Tensor], layer: DIFFormerConv, tol: float | None) -> None:
+    def __init__(self, state: dict[str, Tensor], layer: DIFFormerConv) -> None:
         super().__init__()
         for name, value in state.items():
             self.register_buffer(name, value)
-        self.diffusivity, self.tol = layer.diffusivity, tol
+        self.diffusivity, self.tol = layer.diffusivity, tolerance(layer)
 
     def context(self, edges: Edges | None) -> Stored:
         """The population as the senders of rows with these edges."""
@@ -76,23 +76,21 @@ class Member(nn.Module):
         return self.model.embed(x, context=contexts)
 
 
+def tolerance(layer: DIFFormerConv) -> float | None:
+    """Relative error allowed in g; None for exact sums."""
+    return DEFAULT_TOL if layer.backend == "polynomial" else None
+
+
 @torch.no_grad()
 def remember(
-    model: DIFFormer,
-    parts: list[Part],
-    mass: Tensor | None = None,
-    *,
-    polynomial: bool = False,
-    landmarks: Tensor | None = None,
+    model: DIFFormer, parts: list[Part], mass: Tensor | None = None, landmarks: Tensor | None = None
 ) -> Member:
     """A copy of the model with its memory of a population.
 
-    `parts` are the population's scaled features and the edges among its rows; `landmarks` are the rows that represent
-    it where the keys themselves are remembered. Sums are kept in double precision; keys, values and what is sent, of
-    size O(n), in single precision.
+    `parts` are the population's scaled features and the edges among its rows; `landmarks` represent it where the keys
+    themselves are remembered. Sums are kept in double precision; what has O(n) numbers, in single precision.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
-    tol = DEFAULT_TOL if polynomial else None
     sizes = [x.shape[0] for x, _ in parts]
     z = source = torch.cat([model.encode(x) for x, _ in parts])
     # A graph without edges counts as none, as it does in training.
@@ -100,6 +98,7 @@ def remember(
     memories: list[Memory] = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
+        tol = tolerance(layer)
         if k > 0:
             rows = zip(z.split(sizes), source.split(sizes), parts, strict=True)
             before = [(here, first, memories[-1].context(edges)) for here, first, (_, edges) in rows]
@@ -112,19 +111,14 @@ def remember(
         state = {} if stored.summary is None else stored.summary.state()
         state |= {} if stored.sent is None else {"sent": stored.sent}
         kept = {name: value if name in ("sums", "moments") else value.float() for name, value in state.items()}
-        memories.append(Memory(kept, layer, tol))
+        memories.append(Memory(kept, layer))
     return Member(model, memories)
 
 
 class Predictor(nn.Module):
     """Models in the context of their population; `members` are appended once they remember it.
 
-    Args:
-        numbers: Tensors under the names in `NUMBERS`; None or absent where there are none.
-        search: Finds the neighbours of rows, where the models were trained with a neighbour graph.
-        given: The graph that the models were trained with, where one was given.
-        softmax: Whether outputs are probabilities; otherwise they are values.
-        embed: Whether states are asked for instead of outputs.
+    `numbers` are under the names in `NUMBERS`. Answers are states if `embed`, probabilities if `softmax`, else values.
     """
 
     def __init__(
@@ -181,10 +175,7 @@ class Predictor(nn.Module):
         return [int(member.model.config["hidden_channels"]) for member in self.members]  # type: ignore[union-attr]
 
     def forward(self, x: Features, edges: Edges | None) -> Tensor:
-        """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members; or states ``[M, members · hidden]``.
-
-        `x` are scaled features.
-        """
+        """Probabilities ``[M, C]`` or values ``[M, T]`` of scaled features; or states ``[M, members · hidden]``."""
         members: Any = self.members
         states = [member.states(x, edges) for member in members]
         if self.embed:
@@ -204,9 +195,9 @@ _outside: list[int] = []  # the number of threads before any fit, once per fit u
 def threads_for(numbers: int) -> Iterator[None]:
     """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
 
-    Threads that share an operation wait for each other at its end, tens of thousands of times per fit: where other
-    programs use the cores too, a fit of a fifth of a second then takes a dozen seconds. A Python thread inherits the
-    number that another set last, so the number to return to is that of the first of several fits under way.
+    Threads that share an operation wait for each other at its end: on a busy machine, a fit of a fifth of a second
+    takes a dozen seconds then. A Python thread inherits the number that another set last, so the number to return to is
+    that of the first of several fits under way.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()

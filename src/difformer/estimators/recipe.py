@@ -5,22 +5,23 @@ A rule serves twice: for an option when an estimator is fitted, and for an entry
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-import reprlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from torch import Tensor
 
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.summary import LINEAR
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.nn import DIFFormer
+from difformer.schema import Rule, check, one_of
 from difformer.training import TrainConfig
 
 ENOUGH = 500  # labelled rows from which a share is held out once, and no dropout is needed
@@ -35,31 +36,9 @@ DECAY = 0.02  # largest weight decay by default
 FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are remembered, and of how many beyond
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a value has to be, in code and in words."""
-
-    holds: Callable[[Any], Any]
-    words: str
-
-    def check(self, name: str, value: Any) -> None:
-        """Raises a `UserError` unless the rule holds."""
-        if not self.holds(value):
-            raise UserError(f"{name} must be {self.words}, got {reprlib.repr(value)}", argument=name)
-
-    def or_none(self) -> Rule:
-        return Rule(lambda value: value is None or self.holds(value), f"{self.words}, or None")
-
-
 def real(words: str, holds: Callable[[Any], bool]) -> Rule:
     """A number for which `holds`; comparisons in it are false for NaN."""
     return Rule(lambda v: isinstance(v, numbers.Real) and not isinstance(v, bool) and holds(v), f"a {words}")
-
-
-def one_of(*values: Any) -> Rule:
-    known = ", ".join(repr(value) for value in values)
-    words = f"one of {known}" if len(values) > 1 else known
-    return Rule(lambda value: any(type(value) is type(each) and value == each for each in values), words)
 
 
 COUNT = real("whole number of at least 1", lambda v: isinstance(v, int | np.integer) and bool(v >= 1))
@@ -83,21 +62,7 @@ OPTIONS: dict[str, Rule] = {
 }
 
 
-def check_all(rules: Mapping[str, Any], values: Any, where: str = "") -> None:
-    """Checks that there is a value for every rule and a rule for every value, and that all rules hold.
-
-    The rules of a table within the table are a mapping of their own.
-    """
-    Rule(lambda value: isinstance(value, dict), "a table").check(where.rstrip("."), values)
-    for name in {**rules, **values}:
-        if name not in rules:
-            raise UserError(f"{where}{reprlib.repr(name)[1:-1]} is unknown; known are {', '.join(rules)}")
-        if name not in values:
-            raise UserError(f"{where}{name} is missing")
-        if isinstance(rules[name], Rule):
-            rules[name].check(where + name, values[name])
-        else:
-            check_all(rules[name], values[name], f"{where}{name}.")
+MODEL_OPTIONS = [name for name in OPTIONS if name in inspect.signature(DIFFormer).parameters]
 
 
 class Recipe:
@@ -105,11 +70,10 @@ class Recipe:
 
     def __init__(self, estimator: Any, labels: int, *, directed: bool = False) -> None:
         for name, rule in OPTIONS.items():
-            rule.check(name, getattr(estimator, name))
-        names = ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
+            check(getattr(estimator, name), rule, name)
         self.options = estimator
-        self.model: dict[str, Any] = {name: getattr(estimator, name) for name in names}
-        self.model |= {name: int(getattr(estimator, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
+        self.model: dict[str, Any] = {name: getattr(estimator, name) for name in MODEL_OPTIONS}
+        self.model |= {name: int(self.model[name]) for name in ("hidden_channels", "num_layers", "num_heads")}
         self.model["transform"] = estimator.transform_values
         if estimator.dropout is None:
             self.model["dropout"] = DROPOUT if labels < ENOUGH else 0.0
@@ -146,16 +110,13 @@ class Recipe:
         together = self.batch(rows) or rows
         return int(together * max(self.model["hidden_channels"], columns, together if self.pairs else 0))
 
-    def memory(self, rows: int) -> dict[str, Any]:
-        """How a model remembers a population of `rows`: arguments of `difformer.estimators.predictor.remember`."""
-        count = self.options.landmarks
-        if count is None and rows > FULL_POPULATION:
-            count = LANDMARKS
-        landmarks = None
-        if count is not None and count < rows:
-            chosen = np.random.RandomState(self.seed % 2**32).choice(rows, count, replace=False)
-            landmarks = torch.from_numpy(np.sort(chosen))
-        return {"polynomial": self.model["backend"] == "polynomial", "landmarks": landmarks}
+    def landmarks(self, rows: int) -> Tensor | None:
+        """The rows that represent a population of `rows` where keys are remembered; None for all."""
+        count = self.options.landmarks or (LANDMARKS if rows > FULL_POPULATION else rows)
+        if count >= rows:
+            return None
+        chosen = np.random.RandomState(self.seed % 2**32).choice(rows, count, replace=False)
+        return torch.from_numpy(np.sort(chosen))
 
     def config(self, rows: int, labels: int, steps: int, batch: int | None, *, held_out: bool) -> TrainConfig:
         """The configuration of a run of `steps` steps, more where held-out rows end it."""

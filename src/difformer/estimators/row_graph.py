@@ -1,20 +1,19 @@
 """Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
-``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. An edge goes
-both ways unless the estimator is told ``directed=True``: its weight is then the larger of those of the two directions.
-A pair that is listed twice is one edge, as in `difformer.data`; repeated entries of a matrix or a `Graph` add up.
-Self-loops among the rows to fit are left out, so edges with them (``task.edge_index``) and without mean the same.
+``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. Unless
+``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. A pair that is listed
+twice is one edge; repeated entries of a matrix or a `Graph` add up. Self-loops among the rows to fit are left out.
 Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
-Rows that are predicted continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted
-rows, d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
+Rows to predict continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
+d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
 
-In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k. A fitted row is its own first
-neighbour, so a new row with the same features gets the same answer. Which rows are nearest must not depend on how many
-are searched at once. Dense rows: a matrix product proposes k + 16 candidates, their distances are summed again,
-difference by difference, and ties go to the smaller index; a row whose candidates might not suffice is compared with
-all rows. Sparse rows: the cosine, every pair summed in the order of the fitted row's entries.
+In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k; a fitted row is its own first
+neighbour. Which rows are nearest must not depend on how many are searched at once. Dense rows: a matrix product
+proposes k + 16 candidates, their distances are summed again, difference by difference, and ties go to the smaller
+index; a row whose candidates might not suffice is compared with all rows. Sparse rows: the cosine, every pair summed in
+the order of the fitted row's entries.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ class RowGraph:
     """A graph over all rows of a table, for estimators that are fitted to some of them.
 
     In `cross_val_score`, `GridSearchCV` or `CalibratedClassifierCV` an estimator sees some rows of the table at a time.
-    With ``graph=RowGraph(X, graph)`` it finds each row in the whole table, by its features and, if tables are pandas
-    frames, by its index; it is fitted with the edges among the rows it sees, and predicts rows with their edges from
-    those.
+    With ``graph=RowGraph(X, graph)`` it finds each row in the whole table, by its features and, in pandas frames, by
+    its index. It is fitted with the edges among the rows it sees, and predicts rows with their edges from those.
 
     Args:
         X: ``[N, F]`` the whole table, as it reaches the estimator.
@@ -127,8 +125,8 @@ def receiving(matrix: Any, *, directed: bool) -> Any:
 def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
     """A user's graph among `rows` rows as a scipy CSR matrix, float64.
 
-    Where `rows` are new, `fitted` is the number of fitted rows. The matrix is then ``[rows, fitted]``, and its row i
-    holds the weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
+    For new rows, `fitted` is the number of fitted ones. The matrix is then ``[rows, fitted]``, and its row i holds the
+    weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
 
     Raises:
         UserError: If it is of another size, points outside the rows, or has negative or non-finite weights.
@@ -241,26 +239,20 @@ class CsrBuffers(nn.Module):
 
 
 class GivenGraph(CsrBuffers):
-    """Edges among the fitted rows, row i of whose matrix holds the weights with which i receives; their fingerprints.
+    """Edges among the fitted rows, as the matrix of what each receives, and the fingerprints of the rows.
 
     If `directed`, a row's weights are divided by their sum instead of by √(d_i d_j): a sender that receives nothing has
     d_j = 0, and its edges would be lost.
     """
 
-    digests: Tensor
-    degree: Tensor
-
     def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
         super().__init__(matrix)
         self.directed = directed
-        self.register_buffer("digests", torch.from_numpy(np.array(digests).view(np.int64)))
-        self.register_buffer("degree", torch.from_numpy(np.asarray(matrix.sum(1), dtype=np.float64).ravel()))
+        self.digests = nn.Buffer(torch.from_numpy(np.array(digests).view(np.int64)))
+        self.degree = nn.Buffer(torch.from_numpy(np.asarray(matrix.sum(1), dtype=np.float64).ravel()))
 
     def recognise(self, x: Any) -> Any:
-        """``[M, n]``: for rows equal to a fitted one that row's edges, none for others.
-
-        If several fitted rows have equal features, the first is taken, with a warning.
-        """
+        """``[M, n]`` edges of rows equal to a fitted one, with a warning if to several; none for others."""
         digests = self.digests.numpy().view(np.uint64)
         found, first = find_rows(row_digests(x), digests), find_rows(digests, digests)
         several = (found >= 0) & (np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1)
@@ -284,12 +276,9 @@ class GivenGraph(CsrBuffers):
 class RowSearch(nn.Module):
     """Search for k neighbours among fitted dense rows ``points [n, F]``, scaled."""
 
-    points: Tensor
-
     def __init__(self, points: Tensor, k: int) -> None:
         super().__init__()
-        self.register_buffer("points", points.float())
-        self.k = k
+        self.k, self.points = k, nn.Buffer(points.float())
 
     def forward(self, x: Any) -> Tensor:
         """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
@@ -361,6 +350,11 @@ def _unit(x: Any) -> Any:
     return sparse.csr_array((x.data / np.where(norm > 0, norm, 1.0)[row], x.indices, x.indptr), shape=x.shape)
 
 
+def search_among(points: Any, k: int) -> RowSearch | SparseRowSearch:
+    """A search among scaled rows, dense or CSR."""
+    return SparseRowSearch(points, k) if sparse.issparse(points) else RowSearch(torch.from_numpy(points), k)
+
+
 class CosineSearch(nn.Module):
     """`SparseRowSearch` in plain tensor operations, for dense rows: what an exported program does."""
 
@@ -371,7 +365,7 @@ class CosineSearch(nn.Module):
                 f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
                 f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
             )
-        self.k, self.points = search.k, torch.nn.Buffer(torch.from_numpy(_unit(search.matrix).toarray()))
+        self.k, self.points = search.k, nn.Buffer(torch.from_numpy(_unit(search.matrix).toarray()))
 
     def forward(self, x: Tensor) -> Tensor:
         # Rows of equal cosine: the smaller index first, as the search itself has it.

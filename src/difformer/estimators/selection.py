@@ -9,22 +9,18 @@ labelled rows          held out
 fewer                  none: `steps` steps, the neighbour graph (if asked for), and a cautious temperature
 =====================  ======================================================================================
 
-A `validation_fraction` that is given is held out once, whatever the number of labelled rows.
-
-A graph is kept only if the held-out rows are predicted at least as well with it as without, measured by the log loss of
-calibrated probabilities, or by the squared error. Probabilities are softmax(o / T) with the temperature T that
-minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR` observations would draw it.
+A `validation_fraction` that is given is held out once, whatever the number of labelled rows. A graph is kept only if
+held-out rows are predicted at least as well with it as without: by the log loss of calibrated probabilities, or by the
+squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards
+`CAUTIOUS` as `PRIOR` observations would draw it.
 
 A regression has a linear part, beside which the models learn the rest: for each target t,
 
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty; the models are trained on
-what it leaves over, and γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of
-more than three standard errors. Where a target is linear in the features, γ is near zero and the regressor is a ridge
-regression; where it is not, the models add what a line cannot say.
-
-Training is that of `difformer.training.loop.Trainer`; weights of rows enter its loss, held-out rows choose the epoch.
+its residuals, and γ is the share of their outputs that predicts held-out rows best, zero unless the gain is more than
+three standard errors. So a regressor is a ridge regression where a target is linear in the features.
 """
 
 from __future__ import annotations
@@ -178,10 +174,7 @@ def train(
 
 
 def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of logits ``[n, C]`` at the best of a few temperatures.
-
-    The temperature is fitted afterwards, so an overconfident epoch is not penalised for its confidence.
-    """
+    """Mean cross-entropy of logits ``[n, C]`` at the best of a few temperatures, since one is fitted afterwards."""
     logits = outputs.to(torch.float64)
     return torch.stack([functional.cross_entropy(logits / t, targets) for t in TEMPERATURES]).min()
 
@@ -211,14 +204,10 @@ class PopulationFeed(NodesFeed):
 
 
 class PartsFeed(BatchesFeed):
-    """Training and evaluation in parts of the rows, with the edges inside each part.
-
-    `BatchesFeed` evaluates exactly, every row against every other. An evaluation that only chooses an epoch does not
-    need O(N²) pairs: here rows exchange within the same fixed partition at every evaluation.
-    """
+    """Training and evaluation in parts of the rows: to choose an epoch, no O(N²) pairs need be compared."""
 
     def outputs(self, model: nn.Module) -> Tensor:
-        """``[N, C]``; training begins with epoch 1, so the partition of epoch 0 is never trained on."""
+        """``[N, C]``, always in the partition of epoch 0; training begins with epoch 1."""
         parts, places = [], []
         for batch in self.partitions.epoch(0):
             graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
@@ -354,44 +343,29 @@ def train_and_choose(
     count, steps, share = int(recipe.options.n_models), int(recipe.options.steps), recipe.options.validation_fraction
     if share is None:
         share = SHARE if len(problem.labelled) >= ENOUGH else 0.0
-    split, side, judged = hold_out(problem, share, recipe.seed), next(iter(sides)), Judged(None)
-
-    def model(number: int, side: Side, more: str = "") -> Run:
-        label = f"model {number + 1} of {count}{more}"
-        return train(problem, recipe, sides[side], split, recipe.seed + number, steps, label=label)
-
-    if split.valid.numel():
-        first = {side: model(0, side, f" {NAMES[side]}") for side in sides}
-        side = _best(recipe, {side: judge(problem, [(split, [run])]) for side, run in first.items()})
-        runs = [first[side], *(model(i, side) for i in range(1, count))]
-        return runs, side, judge(problem, [(split, runs)])
-    if (assign_folds(problem, FOLDS, 0) >= 0).sum() >= JUDGES:
-        side, steps, judged = _cross_validated(problem, recipe, sides)
-    elif problem.classes:
-        judged = Judged(None, CAUTIOUS)
-    return [model(i, side) for i in range(count)], side, judged
-
-
-def _cross_validated(problem: Problem, recipe: Recipe, sides: Mapping[Side, EdgeList]) -> tuple[Side, int, Judged]:
-    """The best graph, the best number of steps with it, and how good it is."""
-    fold, rows, most = assign_folds(problem, FOLDS, recipe.seed), problem.labelled, int(recipe.options.steps)
-    splits = [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
-    judged, steps = {}, {}
-    for side, edges in sides.items():
-        runs = [train(problem, recipe, edges, split, recipe.seed, most) for split in splits]
-        judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, runs, strict=True)])
-        curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in runs]
+    held_out = hold_out(problem, share, recipe.seed)
+    once = held_out.valid.numel() > 0
+    splits = [held_out] if once else make_folds(problem, recipe.seed)
+    label = f"model {{}} of {count}"
+    tried: dict[Side, list[Run]] = {}
+    judged: dict[Side, Judged] = {next(iter(sides)): Judged(None, CAUTIOUS if problem.classes else 1.0)}
+    for side, edges in sides.items() if splits else ():
+        shown = f"{label.format(1)} {NAMES[side]}" if once else None
+        tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=shown) for split in splits]
+        judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
+    for side, found in judged.items() if splits else ():
+        recipe.say(f"{NAMES[side]}: {found.words}")
+    side = min(judged, key=lambda side: judged[side].loss or 0.0)
+    runs = tried[side] if once else []
+    if splits and not once:
+        curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in tried[side]]
         sizes = [split.valid.numel() for split in splits]
         mean = {epoch: np.average([curve[epoch] for curve in curves], weights=sizes) for epoch in curves[0]}
-        steps[side] = max(min(FEWEST_STEPS, most), min(mean, key=lambda epoch: mean[epoch]))
-    side = _best(recipe, judged)
-    return side, steps[side], judged[side]
-
-
-def _best(recipe: Recipe, judged: Mapping[Side, Judged]) -> Side:
-    for side, found in judged.items():
-        recipe.say(f"{NAMES[side]}: {found.words}")
-    return min(judged, key=lambda side: judged[side].loss or 0.0)
+        steps = max(min(FEWEST_STEPS, steps), min(mean, key=lambda epoch: mean[epoch]))
+    for i in range(len(runs), count):
+        shown = label.format(i + 1)
+        runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=shown))
+    return runs, side, judge(problem, [(held_out, runs)]) if once else judged[side]
 
 
 def hold_out(problem: Problem, fraction: float, seed: int) -> Split:
@@ -410,12 +384,19 @@ def hold_out(problem: Problem, fraction: float, seed: int) -> Split:
     return index_split(HELD_OUT, np.sort(rows[~held]), np.sort(rows[held]), [])
 
 
-def assign_folds(problem: Problem, folds: int, seed: int) -> Array:
-    """``[l]``: the fold of every labelled row, stratified; -1, always trained on, for the only row of a class."""
+def make_folds(problem: Problem, seed: int) -> list[Split]:
+    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out.
+
+    The only row of a class is always trained on.
+    """
     classes, order = _shuffled(problem, seed)
     fold = np.empty(len(classes), dtype=np.int64)
-    fold[order] = np.arange(len(classes)) % folds
-    return np.where((np.bincount(classes) == 1)[classes], -1, fold)
+    fold[order] = np.arange(len(classes)) % FOLDS
+    fold[(np.bincount(classes) == 1)[classes]] = -1
+    rows = problem.labelled
+    if (fold >= 0).sum() < JUDGES:
+        return []
+    return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
 
 
 def _shuffled(problem: Problem, seed: int) -> tuple[Array, Array]:
