@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.selection import CAUTIOUS, Judged, Problem, fit_temperature, hold_out, log_loss
+from difformer.estimators.selection import CAUTIOUS, Judged, TableProblem, fit_temperature, hold_out, log_loss
 
 
 @pytest.fixture(scope="module")
@@ -302,18 +302,18 @@ def test_many_labels_hold_some_out(monkeypatch: pytest.MonkeyPatch, wine: Any, q
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.4, 0.6, 0.9])
 def test_the_held_out_share_is_the_one_asked_for(fraction: float) -> None:
     y = torch.arange(1000) % 4
-    problem = Problem(torch.zeros(1000, 1), y, np.arange(1000))
+    problem = TableProblem(torch.zeros(1000, 1), y, np.arange(1000))
     split = hold_out(problem, fraction, seed=0)
     assert abs(split.valid.numel() - 1000 * fraction) <= 4
     assert split.train.numel() + split.valid.numel() == 1000
     assert (torch.bincount(y[split.valid]) - 250 * fraction).abs().max() <= 1
-    values = Problem(torch.zeros(1000, 1), torch.rand(1000, 2), np.arange(1000))
+    values = TableProblem(torch.zeros(1000, 1), torch.rand(1000, 2), np.arange(1000))
     assert abs(hold_out(values, fraction, seed=0).valid.numel() - 1000 * fraction) <= 1
 
 
 def test_one_row_of_every_class_is_always_trained_on() -> None:
     y = torch.tensor([0] * 50 + [1] * 2 + [2])
-    split = hold_out(Problem(torch.zeros(53, 1), y, np.arange(53)), 0.9, seed=0)
+    split = hold_out(TableProblem(torch.zeros(53, 1), y, np.arange(53)), 0.9, seed=0)
     assert set(y[split.train].tolist()) == {0, 1, 2}
     assert 2 not in y[split.valid].tolist()
 

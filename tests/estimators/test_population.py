@@ -8,7 +8,7 @@ from scipy import sparse
 from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.estimators import DIFFormerClassifier
-from difformer.estimators.population import Scaling, find_rows, make_population, row_digests
+from difformer.estimators.population import RowScaling, find_rows, make_population, row_digests
 from difformer.estimators.row_graph import RowGraph
 from difformer.estimators.selection import PopulationFeed
 from difformer.nn import DIFFormer
@@ -81,7 +81,7 @@ def test_mass_in_a_layer_is_repetition() -> None:
 
 def test_scaling_lies_between_own_and_common_units() -> None:
     x = np.random.RandomState(0).randn(500, 3) * [1.0, 10.0, 0.0] + [5.0, -3.0, 2.0]
-    scaling = Scaling.of(x, np.ones(500))
+    scaling = RowScaling.of(x, np.ones(500))
     scaled = scaling(x)
     own = x.std(0)[:2]
     common = np.sqrt((own**2).mean())
@@ -89,8 +89,8 @@ def test_scaling_lies_between_own_and_common_units() -> None:
     np.testing.assert_allclose(scaled.std(0)[:2], own * np.sqrt((1 / own**2 + 1 / common**2) / 2))
     np.testing.assert_allclose(scaled[:, 2], 0, atol=1e-12)
     mass = np.random.RandomState(1).randint(1, 4, 500)
-    again = Scaling.of(x.repeat(mass, 0), np.ones(mass.sum()))
-    weighted = Scaling.of(x, mass.astype(float))
+    again = RowScaling.of(x.repeat(mass, 0), np.ones(mass.sum()))
+    weighted = RowScaling.of(x, mass.astype(float))
     np.testing.assert_allclose(weighted.scale, again.scale)
     np.testing.assert_allclose(weighted.shift, again.shift)
 
@@ -100,20 +100,20 @@ def test_indicators_stay_as_they_are_and_do_not_change_other_columns() -> None:
     numbers, indicators = rng.randn(5000, 2) * [1.0, 10.0], (rng.rand(5000, 2) < [0.01, 0.5]).astype(float)
     indicators[4999, 1] = 1.0
     x, mass = np.hstack([numbers, indicators, np.ones((5000, 1))]), np.ones(5000)
-    scaled = Scaling.of(x, mass)(x)
+    scaled = RowScaling.of(x, mass)(x)
     assert (scaled[:, 2:4] == indicators).all()
     np.testing.assert_allclose(scaled[:, 4], 0, atol=1e-12)  # a constant column is centred, also one of ones
-    np.testing.assert_allclose(scaled[:, :2], Scaling.of(numbers, mass)(numbers))
+    np.testing.assert_allclose(scaled[:, :2], RowScaling.of(numbers, mass)(numbers))
     x[4999, 3] = 2.0  # no indicator any more, for the sake of the last of several blocks of rows
-    np.testing.assert_allclose(Scaling.of(x, mass)(x)[:, 3].mean(), 0, atol=1e-12)
-    assert (Scaling.of(x, mass, standardize=False)(x) == x).all()
-    alone = Scaling.of(indicators, mass)(indicators)  # without numbers they are scaled like other columns
+    np.testing.assert_allclose(RowScaling.of(x, mass)(x)[:, 3].mean(), 0, atol=1e-12)
+    assert (RowScaling.of(x, mass, standardize=False)(x) == x).all()
+    alone = RowScaling.of(indicators, mass)(indicators)  # without numbers they are scaled like other columns
     np.testing.assert_allclose(alone.mean(0), 0, atol=1e-12)
 
 
 def test_sparse_features_keep_their_zeros() -> None:
     x = sparse.csr_array(table())
-    scaled = Scaling.of(x, np.ones(40))(x)
+    scaled = RowScaling.of(x, np.ones(40))(x)
     assert sparse.issparse(scaled)
     assert (scaled.indices == x.indices).all()
     np.testing.assert_allclose(scaled.multiply(scaled).sum() / 40, 5)

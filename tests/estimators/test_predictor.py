@@ -13,7 +13,7 @@ from sklearn.neighbors import kneighbors_graph
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, base
 from difformer.estimators.population import find_rows, row_digests
 from difformer.estimators.predictor import Member, remember
-from difformer.estimators.row_graph import Edges, as_matrix
+from difformer.estimators.row_graph import RowEdges, as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.context import Structure, as_structure
@@ -37,9 +37,9 @@ def both_ways(matrix: Any) -> Any:
     return sparse.csr_array(matrix.maximum(matrix.T))
 
 
-def edges_among(graph: Graph) -> Edges:
-    source, target = graph.edge_index
-    return Edges.normalised(target, source, graph.weights(torch.float64), graph.num_nodes, graph.degree(torch.float64))
+def edges_among(graph: Graph) -> RowEdges:
+    (source, target), degree = graph.edge_index, graph.degree(torch.float64)
+    return RowEdges.normalised(target, source, graph.weights(torch.float64), graph.num_nodes, degree)
 
 
 @pytest.mark.parametrize("diffusivity", DIFFUSIVITIES)
@@ -62,7 +62,7 @@ def test_the_population_has_the_states_of_a_forward_pass(
         own = None
         if edges is not None:
             mine = edges.row == row
-            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
+            own = RowEdges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
         torch.testing.assert_close(member.states(x[row : row + 1], own)[0], states[row], rtol=1e-12, atol=1e-12)
 
 
@@ -79,7 +79,7 @@ def test_a_new_row_receives_from_the_population_only(diffusivity: str) -> None:
     row, column = weight.nonzero().T
     fitted = torch.tensor([4, 9])[column]
     degree = graph.degree(torch.float64)
-    found = member.states(new, Edges.normalised(row, fitted, weight[row, column], 3, degree))
+    found = member.states(new, RowEdges.normalised(row, fitted, weight[row, column], 3, degree))
 
     model = model.double().eval()
     everything = [model.encode(x)]

@@ -23,11 +23,11 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
-from difformer.estimators.population import Scaling, has_target, make_population, row_digests
+from difformer.estimators.population import RowScaling, has_target, make_population, row_digests
 from difformer.estimators.predictor import Predictor, Search, remember, threads_for
 from difformer.estimators.recipe import Recipe
 from difformer.estimators.row_graph import GivenGraph, RowGraph, as_matrix, edges_of, receiving, search_among
-from difformer.estimators.selection import NO_EDGES, EdgeList, Problem, Side, train_and_choose
+from difformer.estimators.selection import NO_EDGES, EdgeList, Side, TableProblem, train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
 
@@ -184,7 +184,7 @@ class DIFFormerEstimator(BaseEstimator):
         labelled = np.flatnonzero(has_target(population.target))
         if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
-        scaling = Scaling.of(population.x, population.mass, standardize=self.standardize)
+        scaling = RowScaling.of(population.x, population.mass, standardize=self.standardize)
         output_scale, targets = population.scaled_targets()
         weighted = bool((population.mass != population.mass[0]).any())
         mass = loss_weight = torch.from_numpy(population.mass) if weighted else None
@@ -197,7 +197,7 @@ class DIFFormerEstimator(BaseEstimator):
             scaled = scaling(population.x)
             search, nearest, sides = self._sides(graph, given, scaled)
             table = scaled if target.ndim == 2 and not embed else None
-            problem = Problem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
+            problem = TableProblem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
             numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
 from difformer.estimators.predictor import Member, Memory, Predictor, Search
-from difformer.estimators.recipe import COUNT, FINITE, FLAG, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS, SHARE
-from difformer.estimators.row_graph import CosineSearch, Edges, GivenGraph, SparseRowSearch, search_among
+from difformer.estimators.recipe import COUNT, FINITE, FLAG, FRACTION, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS
+from difformer.estimators.row_graph import CosineSearch, GivenGraph, RowEdges, SparseRowSearch, search_among
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 from difformer.nn.pretrained import no_larger_than
@@ -98,7 +98,7 @@ MODEL: dict[str, Any] = {  # what no option says has its default
     **{name: OPTIONS[name] for name in MODEL_OPTIONS},
     **dict.fromkeys(("in_channels", "out_channels"), COUNT),
     "diffusivity": NAMED,
-    "dropout": SHARE,
+    "dropout": FRACTION,
     "transform": FLAG,
     "graph_norm": one_of("gcn", "random_walk"),
 }
@@ -423,8 +423,7 @@ class Program(nn.Module):
     def __init__(self, fitted: Predictor) -> None:
         super().__init__()
         self.search = CosineSearch(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
-        self.directed = fitted.given is not None and fitted.given.directed
-        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
+        self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
         # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
         self.fitted = copy.deepcopy(fitted)
         self.fitted.given = self.fitted.search = None
@@ -434,10 +433,9 @@ class Program(nn.Module):
         x, edges = x.double(), None
         x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
         if edge_index is not None and edge_weight is not None:
-            degree: Any = None if self.directed else self.degree
-            edges = Edges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], degree)
+            edges = RowEdges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], self.degree)
         elif self.search is not None:
-            edges = Edges.nearest(self.search(x))
+            edges = RowEdges.nearest(self.search(x))
         return fitted(x, edges)
 
 

@@ -126,21 +126,21 @@ def find_rows(digests: Array, among: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class RowScaling:
     """What features are shifted and divided by."""
 
     shift: Array | None  # [F]; None for features that keep their zeros
     scale: Array  # [F]
 
     @staticmethod
-    def of(x: Any, mass: Array, *, standardize: bool = True) -> Scaling:
+    def of(x: Any, mass: Array, *, standardize: bool = True) -> RowScaling:
         """The scaling that a population asks for; with `standardize` False, none."""
         features, share = x.shape[1], mass / mass.sum()
         if not standardize:
-            return Scaling(None, np.ones(features))
+            return RowScaling(None, np.ones(features))
         if sparse.issparse(x):
             square = float(share @ np.asarray(x.multiply(x).sum(1)).ravel()) / features
-            return Scaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
+            return RowScaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
         shift = share @ x
         # One block of rows after the other: a second copy of a large table is not needed to square it.
         blocks = [slice(i, i + 4096) for i in range(0, x.shape[0], 4096)]
@@ -152,7 +152,7 @@ class Scaling:
         own = np.where(left, 1.0, square)
         common = square[~left].mean() if not left.all() else 1.0
         shift = np.where(indicator, 0.0, shift)
-        return Scaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
+        return RowScaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
 
     def __call__(self, x: Any) -> Any:
         """Scaled features, float64; dense stays dense, CSR stays CSR."""

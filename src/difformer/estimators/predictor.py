@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,20 +29,21 @@ from difformer.attention import restore
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
 from difformer.data.sparse import SPARSE_BELOW, from_scipy
-from difformer.estimators.population import Scaling
-from difformer.estimators.row_graph import Edges, GivenGraph, RowSearch, SparseRowSearch
+from difformer.estimators.population import RowScaling
+from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch, SparseRowSearch
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
 from difformer.nn.conv import over_heads
 from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
-Part = tuple[Features, Edges | None]
+Part = tuple[Features, RowEdges | None]
 Search = RowSearch | SparseRowSearch
+Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
 SMALL = 1 << 16  # numbers in an operation up to which one thread works alone
-# Scaling; temperature of probabilities; mean and deviation [2, T] of values; the linear part of a regressor.
+# RowScaling; temperature of probabilities; mean and deviation [2, T] of values; the linear part of a regressor.
 NUMBERS = ("shift", "scale", "temperature", "output_scale", "coefficients", "intercepts", "share")
 
 
@@ -55,7 +56,7 @@ class Memory(nn.Module):
             self.register_buffer(name, value)
         self.diffusivity, self.tol = layer.diffusivity, tolerance(layer)
 
-    def context(self, edges: Edges | None) -> Stored:
+    def context(self, edges: RowEdges | None) -> Stored:
         """The population as the senders of rows with these edges."""
         state = dict(self.named_buffers())
         sent = state.pop("sent", None)
@@ -70,7 +71,7 @@ class Member(nn.Module):
         super().__init__()
         self.model, self.memories = model, nn.ModuleList(memories)
 
-    def states(self, x: Features, edges: Edges | None) -> Tensor:
+    def states(self, x: Features, edges: RowEdges | None) -> Tensor:
         """Final states of some rows, from their scaled features."""
         contexts = [memory.context(edges) for memory in self.memories]  # type: ignore[operator]
         return self.model.embed(x, context=contexts)
@@ -118,27 +119,25 @@ def remember(
 class Predictor(nn.Module):
     """Models in the context of their population; `members` are appended once they remember it.
 
-    `numbers` are under the names in `NUMBERS`. Answers are states if `embed`, probabilities if `softmax`, else values.
+    Answers are states if `embed`, probabilities if `softmax`, else values.
     """
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the numbers
+
     def __init__(
-        self,
-        numbers: Mapping[str, Tensor | None],
-        search: Search | None,
-        given: GivenGraph | None,
-        *,
-        softmax: bool,
-        embed: bool = False,
+        self, numbers: Numbers, search: Search | None, given: GivenGraph | None, *, softmax: bool, embed: bool = False
     ) -> None:
         super().__init__()
         for name in NUMBERS:
             self.register_buffer(name, numbers.get(name))
-        self.members = nn.ModuleList()
+        self.members: Any = nn.ModuleList()
         self.search, self.given, self.softmax, self.embed = search, given, softmax, embed
 
     @property
-    def scaling(self) -> Scaling:
-        return Scaling(None if self.shift is None else self.shift.numpy(), self.scale.numpy())
+    def scaling(self) -> RowScaling:
+        return RowScaling(None if self.shift is None else self.shift.numpy(), self.scale.numpy())
 
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
@@ -155,7 +154,7 @@ class Predictor(nn.Module):
             if self.given is not None:
                 found = self.given.edges(edges[rows])
             elif self.search is not None:
-                found = Edges.nearest(self.search(scaled) if nearest is None else nearest[rows])
+                found = RowEdges.nearest(self.search(scaled) if nearest is None else nearest[rows])
             if sparse.issparse(scaled) and scaled.nnz <= SPARSE_BELOW * scaled.shape[0] * scaled.shape[1]:
                 yield SparseMatrix.from_tensor(from_scipy(scaled)), found
             else:
@@ -172,15 +171,14 @@ class Predictor(nn.Module):
 
     def widths(self) -> list[int]:
         """Length of a state of each member."""
-        return [int(member.model.config["hidden_channels"]) for member in self.members]  # type: ignore[union-attr]
+        return [int(member.model.config["hidden_channels"]) for member in self.members]
 
-    def forward(self, x: Features, edges: Edges | None) -> Tensor:
+    def forward(self, x: Features, edges: RowEdges | None) -> Tensor:
         """Probabilities ``[M, C]`` or values ``[M, T]`` of scaled features; or states ``[M, members · hidden]``."""
-        members: Any = self.members
-        states = [member.states(x, edges) for member in members]
+        states = [member.states(x, edges) for member in self.members]
         if self.embed:
             return torch.cat(states, 1)
-        each = [member.model.decode(z) for member, z in zip(members, states, strict=True)]
+        each = [member.model.decode(z) for member, z in zip(self.members, states, strict=True)]
         mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
         if self.coefficients is not None:
             mean = x @ self.coefficients + self.intercepts + self.share * mean

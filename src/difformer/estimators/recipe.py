@@ -45,13 +45,13 @@ COUNT = real("whole number of at least 1", lambda v: isinstance(v, int | np.inte
 FLAG = Rule(lambda value: isinstance(value, bool | np.bool_), "True or False")
 FINITE = real("finite number", lambda v: -math.inf < v < math.inf)
 NOT_NEGATIVE = real("finite number of at least 0", lambda v: 0 <= v < math.inf)
-SHARE = real("number in [0, 1)", lambda v: 0 <= v < 1)
+FRACTION = real("number in [0, 1)", lambda v: 0 <= v < 1)
 
 OPTIONS: dict[str, Rule] = {
     **dict.fromkeys(("hidden_channels", "num_layers", "num_heads", "neighbours", "steps", "n_models"), COUNT),
     **dict.fromkeys(("directed", "transform_values", "standardize"), FLAG),
     **dict.fromkeys(("batch_size", "landmarks"), COUNT.or_none()),
-    **dict.fromkeys(("dropout", "validation_fraction"), SHARE.or_none()),
+    **dict.fromkeys(("dropout", "validation_fraction"), FRACTION.or_none()),
     "diffusivity": Rule(lambda value: isinstance(value, str | Diffusivity), "a name or a Diffusivity"),
     "graph_weight": real("number in [0, 1]", lambda v: 0 <= v <= 1).or_none(),
     "step_size": real("number in (0, 1]", lambda v: 0 < v <= 1),

@@ -193,7 +193,7 @@ def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
 
 
 @dataclass(frozen=True)
-class Edges:
+class RowEdges:
     """Observed edges from fitted rows to some rows, normalised."""
 
     row: Tensor  # [E] which of the rows receives
@@ -202,19 +202,19 @@ class Edges:
     count: int  # of rows
 
     @staticmethod
-    def nearest(index: Tensor) -> Edges:
+    def nearest(index: Tensor) -> RowEdges:
         """Of ``[M, k]`` neighbours, each with weight 1/k."""
         count, k = index.shape
         row = torch.arange(count, device=index.device).repeat_interleave(k)
-        return Edges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64), count)
+        return RowEdges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64), count)
 
     @staticmethod
-    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor | None) -> Edges:
+    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor | None) -> RowEdges:
         """Of weights a_j, with the fitted rows' own degrees ``[n]``; without degrees, s_j = a_j / d."""
         own = weight.new_zeros(count).index_add(0, row, weight)
         square = own[row].square() if degree is None else own[row] * degree[source]
         share = torch.where(square > 0, weight * torch.where(square > 0, square, 1.0).rsqrt(), 0.0)
-        return Edges(row, source, share, count)
+        return RowEdges(row, source, share, count)
 
     def __call__(self, sent: Tensor) -> Tensor:
         """Σ_j s_j v_j for each row, of the values ``[n, c]`` that fitted rows send."""
@@ -265,12 +265,12 @@ class GivenGraph(CsrBuffers):
             )
         return edges_of(self.matrix, found)
 
-    def edges(self, matrix: Any) -> Edges:
+    def edges(self, matrix: Any) -> RowEdges:
         """Normalised edges of rows whose weights from fitted rows are ``matrix [M, n]``."""
         coo = sparse.csr_array(matrix).tocoo()
         row, source = (torch.from_numpy(part.astype(np.int64)) for part in (coo.row, coo.col))
         weight = torch.from_numpy(coo.data.astype(np.float64))
-        return Edges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
+        return RowEdges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
 
 
 class RowSearch(nn.Module):

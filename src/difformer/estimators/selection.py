@@ -53,7 +53,7 @@ EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
 
 HELD_OUT = "held out"
-SHARE = 0.1  # of many labelled rows that is held out
+HELD_OUT_SHARE = 0.1  # of many labelled rows that is held out
 JUDGES = 10  # labelled rows from which a cross-validation chooses
 WITNESSES = 20  # held-out rows from which a useless model is warned about
 FOLDS = 3
@@ -103,7 +103,7 @@ class LinearPart:
 
 
 @dataclass(frozen=True)
-class Problem:
+class TableProblem:
     """What is to be learnt."""
 
     x: Tensor  # [n, F] scaled features, float32, dense or CSR
@@ -130,7 +130,7 @@ class Run:
 
 
 def train(
-    problem: Problem, recipe: Recipe, edges: EdgeList, split: Split, seed: int, steps: int, *, label: str | None = None
+    problem: TableProblem, recipe: Recipe, edges: EdgeList, split: Split, seed: int, steps: int, *, label: str = ""
 ) -> Run:
     """Train one model; rows held out by `split` choose its epoch, and `label` is printed with its progress."""
     y, linear = problem.y, None
@@ -169,7 +169,7 @@ def train(
         feed = PartsFeed(fed, split, config, seed, device)
     metric = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=metric)
-    shown = () if label is None else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
+    shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
     return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
 
 
@@ -260,7 +260,7 @@ class Judged:
     share: Tensor | None = None  # [T] the best share of the models' outputs beside a linear part
 
 
-def judge(problem: Problem, tried: list[tuple[Split, list[Run]]]) -> Judged:
+def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged:
     """Of splits and the runs on each, as many on every split; outputs of the runs on one split are averaged."""
     rows = torch.cat([split.valid for split, _ in tried])
     each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
@@ -337,12 +337,12 @@ def fit_temperature(logits: Tensor, target: Tensor, weight: Tensor) -> tuple[flo
 
 
 def train_and_choose(
-    problem: Problem, recipe: Recipe, sides: Mapping[Side, EdgeList]
+    problem: TableProblem, recipe: Recipe, sides: Mapping[Side, EdgeList]
 ) -> tuple[list[Run], Side, Judged]:
     """Train `n_models` models on the best of several graphs; if none can be said to be better, on the first."""
     count, steps, share = int(recipe.options.n_models), int(recipe.options.steps), recipe.options.validation_fraction
     if share is None:
-        share = SHARE if len(problem.labelled) >= ENOUGH else 0.0
+        share = HELD_OUT_SHARE if len(problem.labelled) >= ENOUGH else 0.0
     held_out = hold_out(problem, share, recipe.seed)
     once = held_out.valid.numel() > 0
     splits = [held_out] if once else make_folds(problem, recipe.seed)
@@ -350,7 +350,7 @@ def train_and_choose(
     tried: dict[Side, list[Run]] = {}
     judged: dict[Side, Judged] = {next(iter(sides)): Judged(None, CAUTIOUS if problem.classes else 1.0)}
     for side, edges in sides.items() if splits else ():
-        shown = f"{label.format(1)} {NAMES[side]}" if once else None
+        shown = f"{label.format(1)} {NAMES[side]}" if once else ""
         tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=shown) for split in splits]
         judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
     for side, found in judged.items() if splits else ():
@@ -368,7 +368,7 @@ def train_and_choose(
     return runs, side, judge(problem, [(held_out, runs)]) if once else judged[side]
 
 
-def hold_out(problem: Problem, fraction: float, seed: int) -> Split:
+def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
     """A share of the labelled rows held out, of every class the same share; one row of each class is always kept."""
     classes, order = _shuffled(problem, seed)
     counts = np.bincount(classes)
@@ -384,7 +384,7 @@ def hold_out(problem: Problem, fraction: float, seed: int) -> Split:
     return index_split(HELD_OUT, np.sort(rows[~held]), np.sort(rows[held]), [])
 
 
-def make_folds(problem: Problem, seed: int) -> list[Split]:
+def make_folds(problem: TableProblem, seed: int) -> list[Split]:
     """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out.
 
     The only row of a class is always trained on.
@@ -399,7 +399,7 @@ def make_folds(problem: Problem, seed: int) -> list[Split]:
     return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
 
 
-def _shuffled(problem: Problem, seed: int) -> tuple[Array, Array]:
+def _shuffled(problem: TableProblem, seed: int) -> tuple[Array, Array]:
     """Class of every labelled row (zero for values), and a random order of the rows, sorted by class."""
     classes = np.zeros(len(problem.labelled), dtype=np.int64)
     if problem.classes:
