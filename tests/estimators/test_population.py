@@ -36,7 +36,7 @@ def test_whole_numbers_and_swapped_columns_do_not_collide() -> None:
     assert len(np.unique(row_digests(grid), axis=0)) == len(grid)
 
 
-def test_rows_are_found_again() -> None:
+def test_find_rows_returns_positions_or_minus_one() -> None:
     x = table()
     wanted = np.array([7, 0, 39])
     assert (find_rows(row_digests(x[wanted]), row_digests(x)) == wanted).all()
@@ -58,13 +58,13 @@ def test_repeated_rows_and_weighted_rows_are_one_population() -> None:
     assert (weighted.x[weighted.place[kept]] == x[shuffled][kept]).all()
 
 
-def test_rows_that_differ_in_target_alone_stay_apart() -> None:
+def test_rows_that_differ_only_in_target_are_not_joined() -> None:
     x = np.zeros((3, 2))
     assert make_population(x, np.array([0, 1, -1]), None, join=True).size == 3
     assert make_population(x, np.array([[0.5], [0.5], [np.nan]]), None, join=True).size == 2
 
 
-def test_mass_in_a_layer_is_repetition() -> None:
+def test_mass_equals_repetition_in_a_layer() -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 4, dtype=torch.float64)
     times = torch.tensor([1, 3, 2, 1, 1, 4])

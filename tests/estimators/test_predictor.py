@@ -171,7 +171,7 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_fitted_rows_again_one_by_one_or_in_any_company(
+def test_prediction_of_a_row_does_not_depend_on_the_batch(
     options: dict[str, Any], as_sparse: bool, wine: Any, quick: dict[str, Any]
 ) -> None:
     x, _, partly = wine
@@ -263,7 +263,7 @@ def test_rows_with_the_features_of_several_fitted_rows_are_warned_about(wine: An
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick: dict[str, Any]) -> None:
+def test_every_form_of_a_graph_gives_the_same_model(directed: bool, wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     matrix = kneighbors_graph(x, 4)  # entry i, j: from i to j
     coo = matrix.tocoo()
@@ -281,7 +281,7 @@ def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick
     np.testing.assert_allclose(model.predict_proba(x[:2], graph=edges), model.predict_proba(x[:2], graph=rows))
 
 
-def test_two_edges_as_pairs_are_pairs() -> None:
+def test_list_of_two_pairs_is_read_as_pairs() -> None:
     with pytest.warns(UserWarning, match="was read as two pairs: 0 → 1 and 2 → 3"):
         pairs = as_matrix([(0, 1), (2, 3)], 5)
     assert [ends.tolist() for ends in pairs.nonzero()] == [[0, 2], [1, 3]]
@@ -342,7 +342,7 @@ def test_the_order_of_rows_changes_nothing(wine: Any, quick: dict[str, Any]) -> 
     assert (second == first[order]).all()
 
 
-def test_weights_are_repetitions(wine: Any, quick: dict[str, Any]) -> None:
+def test_sample_weight_equals_repetition(wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
     times = np.random.RandomState(4).randint(0, 3, len(x))
     target = x[:, 0].copy()

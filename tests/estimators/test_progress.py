@@ -78,7 +78,7 @@ def test_small_tables_are_trained_on_one_thread(wine: Any, quick: dict[str, Any]
         torch.set_num_threads(before)
 
 
-def test_the_generator_of_torch_is_left_alone(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_global_generator_of_torch_is_untouched(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     before = torch.get_rng_state()
     model = DIFFormerClassifier(**quick).fit(x, partly)
@@ -88,7 +88,7 @@ def test_the_generator_of_torch_is_left_alone(wine: Any, quick: dict[str, Any], 
 
 
 @pytest.mark.parametrize("options", [{}, {"graph": "knn", "dropout": 0.5}, {"diffusivity": "sigmoid", "graph": None}])
-def test_fits_in_threads_are_fits_alone(options: dict[str, Any], wine: Any, quick: dict[str, Any]) -> None:
+def test_fits_in_threads_equal_fits_in_sequence(options: dict[str, Any], wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
 
     def fit(seed: int) -> np.ndarray:

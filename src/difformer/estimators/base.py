@@ -201,17 +201,15 @@ class DIFFormerEstimator(BaseEstimator):
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
             numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}
-            numbers |= {"temperature": torch.tensor(judged.temperature, dtype=torch.float64)}
+            numbers["temperature"] = torch.tensor(judged.temperature, dtype=torch.float64)
+            numbers["output_scale"] = output_scale
             if runs[0].linear is not None:  # all models have the same
                 numbers |= vars(runs[0].linear) | ({} if judged.share is None else {"share": judged.share})
-            fitted = self.fitted_ = Predictor(
-                numbers | {"output_scale": output_scale},
-                search if side == "knn" else None,
-                None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
-                softmax=target.ndim == 1,
-                embed=embed,
-            )
-            parts = list(fitted.parts(population.x, given, nearest if side == "knn" else None))
+            if side != "knn":
+                search = nearest = None
+            kept = None if given is None else GivenGraph(given, row_digests(x), directed=self.directed)
+            fitted = self.fitted_ = Predictor(numbers, search, kept, softmax=target.ndim == 1, embed=embed)
+            parts = list(fitted.parts(population.x, given, nearest))
             for run in runs:  # rows count as they did in training
                 counted, landmarks = None if run.in_batches else mass, recipe.landmarks(population.size)
                 fitted.members.append(remember(run.model, parts, counted, landmarks))

@@ -30,7 +30,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,9 +50,6 @@ from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 from difformer.nn.pretrained import no_larger_than
 from difformer.schema import Rule, check, one_of
 from difformer.sparse import check_scipy
-
-if TYPE_CHECKING:
-    from difformer.estimators.base import DIFFormerEstimator
 
 Tensors = Mapping[str, Tensor]
 
@@ -88,12 +85,13 @@ PARAMS: dict[str, Any] = {
     "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
 }
 FACTS: dict[str, Any] = {
-    **dict.fromkeys(("n_features_in_", "n_iter_"), COUNT),
+    "n_features_in_": COUNT,
     "graph_": one_of("knn", "given", None),
+    "n_iter_": COUNT,
     "loss_": FINITE,
     "validation_loss_": FINITE.or_none(),
 }
-MODEL: dict[str, Any] = {  # what no option says has its default
+MODEL: dict[str, Any] = {  # the rest keep their defaults
     **{name: one_of(option.default) for name, option in inspect.signature(DIFFormer).parameters.items()},
     **{name: OPTIONS[name] for name in MODEL_OPTIONS},
     **dict.fromkeys(("in_channels", "out_channels"), COUNT),
@@ -157,10 +155,9 @@ TENSOR_RULES: dict[str, tuple[str, str, str]] = {
 RANGES = {"": -math.inf, "above 0": math.nextafter(0, 1), "of at least 0": 0, "from 0 to 1": 0}
 
 
-def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
+def save_estimator(estimator: Any, folder: str | Path) -> None:
     """Writes a fitted estimator into `folder`, which is made where it does not exist."""
-    fitted = estimator.fitted_
-    model: Any = fitted.members[0].model
+    fitted, model = estimator.fitted_, estimator.fitted_.members[0].model
     facts = [name for name in (*FACTS, "one_column_") if hasattr(estimator, name)]
     description: dict[str, Any] = {
         "format": FORMAT,
@@ -202,7 +199,7 @@ def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON has it; what it has no word for is left out."""
+    """An option as JSON can hold it; None if it cannot."""
     if isinstance(value, Diffusivity):
         return value.name if value.is_named() else {"own": value.name}
     if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
@@ -211,9 +208,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def load_estimator(
-    folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None
-) -> DIFFormerEstimator:
+def load_estimator(folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None) -> Any:
     """Reads what `save_estimator` wrote; `kinds` are the estimators by name."""
     description, tensors = _read(Path(folder))
     try:
@@ -259,9 +254,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
 
 
-def _estimator(
-    description: dict[str, Any], tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None
-) -> DIFFormerEstimator:
+def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None) -> Any:
     """An estimator from files whose hash is right and whose content may still be anything."""
     kind: Any = description.get("estimator")
     check(kind, one_of(*OF_KIND), "estimator")
@@ -359,7 +352,7 @@ def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Pred
     if k is not None:
         points = tensors["search.points"].numpy() if shape is None else _csr(tensors, "search", shape)
         if k > points.shape[0]:
-            raise UserError(f"{k} neighbours are asked of {points.shape[0]} rows")
+            raise UserError(f"{k} neighbours cannot be found among {points.shape[0]} rows")
         search = search_among(points, k)
     elif graph == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
@@ -424,7 +417,7 @@ class Program(nn.Module):
         super().__init__()
         self.search = CosineSearch(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
         self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
-        # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
+        # A program needs neither a given graph's edges nor the fingerprints of its rows.
         self.fitted = copy.deepcopy(fitted)
         self.fitted.given = self.fitted.search = None
 

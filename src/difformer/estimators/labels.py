@@ -1,9 +1,9 @@
 """Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but where all other labels
+objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but if all other labels
 are numbers, words such as ``"none"`` mark unlabelled rows, and a warning says so: the rule of
-`difformer.data.own.targets`. Where -1 and 1 are the only labels they are two classes, as support vector machines write
+`difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector machines write
 them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely
 a -1 that numpy turned into text, and is refused.
 """
@@ -94,7 +94,7 @@ def values(y: Any, x: Any, name: str) -> Array:
         where = f": all {len(array)} rows are unlabelled"
         if array.ndim == 2:
             where = f" in column {', '.join(map(str, unknown))} of {array.shape[1]}; leave such a column out"
-        raise UserError(f"Input y contains NaN alone{where}. {name} needs a labelled row for every target")
+        raise UserError(f"Input y contains only NaN{where}. {name} needs a labelled row for every target")
     return array
 
 
@@ -103,10 +103,10 @@ def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = Fal
     kind, fitted, said = labels.dtype.kind, [] if classes is None else classes.tolist(), ""
     known = ~np.isnat(labels) if kind in "mM" else np.ones(len(labels), dtype=bool)
     if kind in "iuf" and UNLABELLED not in fitted:
-        # With -1 for unlabelled rows there would be one class alone.
+        # If -1 marked unlabelled rows there would be one class only.
         if classes is None and kind in "if" and np.array_equal(np.unique(labels), [-1, 1]):
             said = (
-                "y holds -1 and 1 alone: both are taken for classes. Where there is any other label, -1 marks "
+                "y holds only -1 and 1, which are read as two classes. If there is any other label, -1 marks "
                 "unlabelled rows; to mark them here, write NaN"
             )
         else:
@@ -141,7 +141,7 @@ def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
 
 
 def settled(labels: Array) -> Array:
-    """Objects as what they all are: texts, whole numbers, …; texts among others are refused."""
+    """Objects in their common dtype: texts, whole numbers, …; a mixture of texts and others is refused."""
     if labels.dtype.kind != "O":
         return labels
     if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
@@ -154,7 +154,7 @@ def settled(labels: Array) -> Array:
 
 
 def as_array(y: Any) -> Array:
-    """Targets as an array, no value of which was converted.
+    """Targets as an array, without converting any value.
 
     Numpy turns a NaN among texts in a list into the text ``"nan"``, and series with gaps turn whole numbers into
     floats; such targets are returned as objects.

@@ -74,7 +74,7 @@ def has_target(target: Array) -> Array:
 
 
 def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) -> Population:
-    """The population of a table; `join` is False where rows are nodes of a graph, which keep apart and in order."""
+    """The population of a table; `join` is False if rows are nodes of a graph, which are not joined or sorted."""
     count = x.shape[0]
     weight = np.ones(count) if weight is None else np.asarray(weight, dtype=np.float64)
     if not join:
@@ -92,7 +92,7 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
 
 
 def mix(x: Array) -> Array:
-    """A bijection of 64-bit numbers that leaves no bit of the result without a share of every bit of `x`."""
+    """A bijection of 64-bit numbers in which every bit of the result depends on every bit of `x`."""
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return x ^ (x >> np.uint64(33))
@@ -118,7 +118,7 @@ def find_rows(digests: Array, among: Array) -> Array:
     """``[M]``: for every digest the first row of `among` that has it, -1 where there is none."""
     order = np.lexsort((among[:, 1], among[:, 0]))
     known = among[order]
-    # Two 64-bit halves as one sortable thing: structured arrays compare field by field.
+    # Two 64-bit halves as one sortable value: structured arrays compare field by field.
     halves = np.dtype([("first", np.uint64), ("second", np.uint64)])
     known_pairs, pairs = (np.ascontiguousarray(part).view(halves).ravel() for part in (known, digests))
     place = np.minimum(np.searchsorted(known_pairs, pairs), len(known) - 1)
@@ -134,7 +134,7 @@ class RowScaling:
 
     @staticmethod
     def of(x: Any, mass: Array, *, standardize: bool = True) -> RowScaling:
-        """The scaling that a population asks for; with `standardize` False, none."""
+        """The scaling of a population; the identity if `standardize` is False."""
         features, share = x.shape[1], mass / mass.sum()
         if not standardize:
             return RowScaling(None, np.ones(features))
@@ -142,12 +142,12 @@ class RowScaling:
             square = float(share @ np.asarray(x.multiply(x).sum(1)).ravel()) / features
             return RowScaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
         shift = share @ x
-        # One block of rows after the other: a second copy of a large table is not needed to square it.
+        # Block by block, so that a large table is not copied.
         blocks = [slice(i, i + 4096) for i in range(0, x.shape[0], 4096)]
         square = sum(share[rows] @ np.square(x[rows] - shift) for rows in blocks)
         constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), TINY)
         indicator = ~constant & np.all([((x[rows] == 0) | (x[rows] == 1)).all(0) for rows in blocks], axis=0)
-        indicator &= not (constant | indicator).all()  # alone, they are scaled like other columns
+        indicator &= not (constant | indicator).all()  # if there are no other columns, they are scaled too
         left = constant | indicator
         own = np.where(left, 1.0, square)
         common = square[~left].mean() if not left.all() else 1.0

@@ -42,8 +42,8 @@ Search = RowSearch | SparseRowSearch
 Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
-SMALL = 1 << 16  # numbers in an operation up to which one thread works alone
-# RowScaling; temperature of probabilities; mean and deviation [2, T] of values; the linear part of a regressor.
+SMALL = 1 << 16  # numbers in an operation up to which one thread is used
+# Scaling; temperature of probabilities; mean and deviation [2, T] of values; the linear part of a regressor.
 NUMBERS = ("shift", "scale", "temperature", "output_scale", "coefficients", "intercepts", "share")
 
 
@@ -54,7 +54,7 @@ class Memory(nn.Module):
         super().__init__()
         for name, value in state.items():
             self.register_buffer(name, value)
-        self.diffusivity, self.tol = layer.diffusivity, tolerance(layer)
+        self.diffusivity, self.tol = layer.diffusivity, DEFAULT_TOL if layer.backend == "polynomial" else None
 
     def context(self, edges: RowEdges | None) -> Stored:
         """The population as the senders of rows with these edges."""
@@ -77,11 +77,6 @@ class Member(nn.Module):
         return self.model.embed(x, context=contexts)
 
 
-def tolerance(layer: DIFFormerConv) -> float | None:
-    """Relative error allowed in g; None for exact sums."""
-    return DEFAULT_TOL if layer.backend == "polynomial" else None
-
-
 @torch.no_grad()
 def remember(
     model: DIFFormer, parts: list[Part], mass: Tensor | None = None, landmarks: Tensor | None = None
@@ -99,7 +94,7 @@ def remember(
     memories: list[Memory] = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        tol = tolerance(layer)
+        tol = DEFAULT_TOL if layer.backend == "polynomial" else None
         if k > 0:
             rows = zip(z.split(sizes), source.split(sizes), parts, strict=True)
             before = [(here, first, memories[-1].context(edges)) for here, first, (_, edges) in rows]
@@ -186,7 +181,7 @@ class Predictor(nn.Module):
 
 
 _lock = threading.Lock()
-_outside: list[int] = []  # the number of threads before any fit, once per fit under way
+_outside: list[int] = []  # the number of threads before any fit, one entry per running fit
 
 
 @contextmanager
@@ -195,7 +190,7 @@ def threads_for(numbers: int) -> Iterator[None]:
 
     Threads that share an operation wait for each other at its end: on a busy machine, a fit of a fifth of a second
     takes a dozen seconds then. A Python thread inherits the number that another set last, so the number to return to is
-    that of the first of several fits under way.
+    that of the first of several running fits.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()

@@ -24,16 +24,16 @@ from difformer.nn import DIFFormer
 from difformer.schema import Rule, check, one_of
 from difformer.training import TrainConfig
 
-ENOUGH = 500  # labelled rows from which a share is held out once, and no dropout is needed
+ENOUGH = 500  # labelled rows from which a share is held out once, without dropout
 DROPOUT = 0.2  # with fewer
-LONGER = 3  # times as many steps where held-out rows choose the epoch
-LOOKS = 20  # evaluations of a run, each of which costs about half as much as a step
-WHOLE = 20_000  # rows that are trained on at once where pairs are compared one by one
+LONGER = 3  # times as many steps if held-out rows choose the epoch
+LOOKS = 20  # evaluations per run; each costs about half as much as a step
+WHOLE = 20_000  # most rows trained on at once if pairs are compared one by one
 BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
-MOST_WHOLE = 4096  # rows with many labels that are trained on at once; mini-batches learn faster from more
+MOST_WHOLE = 4096  # most rows trained on at once if many are labelled; beyond, mini-batches learn faster
 EPOCH = 8  # steps that an epoch of many mini-batches counts as, at most
 DECAY = 0.02  # largest weight decay by default
-FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are remembered, and of how many beyond
+FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are kept; how many keys are kept beyond
 
 
 def real(words: str, holds: Callable[[Any], bool]) -> Rule:
@@ -66,7 +66,7 @@ MODEL_OPTIONS = [name for name in OPTIONS if name in inspect.signature(DIFFormer
 
 
 class Recipe:
-    """How to train: the options of an estimator for a table with so many labels, and what they leave open decided."""
+    """How to train: the options of an estimator, with defaults resolved for a table with so many labels."""
 
     def __init__(self, estimator: Any, labels: int, *, directed: bool = False) -> None:
         for name, rule in OPTIONS.items():
@@ -78,7 +78,7 @@ class Recipe:
         if estimator.dropout is None:
             self.model["dropout"] = DROPOUT if labels < ENOUGH else 0.0
         if estimator.diffusivity in ("constant", "identity"):
-            self.model["backend"] = "auto"  # neither has scores for a backend to work out
+            self.model["backend"] = "auto"  # neither computes scores
         if directed:
             self.model["graph_norm"] = "random_walk"
         self.seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))

@@ -284,7 +284,7 @@ class RowSearch(nn.Module):
         """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
         if not isinstance(x, Tensor):
             x = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
-        x, points = x.float(), self.points.shape[0]  # as points are kept: a fitted row is at distance zero from itself
+        x, points = x.float(), self.points.shape[0]  # as the points are: a fitted row is at distance 0 from itself
         wanted = min(self.k + SPARE, points)
         if torch.compiler.is_exporting():
             return self._refined(x, self._rough(x).topk(wanted, largest=False).indices)[0]
@@ -297,7 +297,7 @@ class RowSearch(nn.Module):
         return torch.addmm(points.square().sum(1) / 2, x.double(), points.T, alpha=-1)
 
     def _refined(self, x: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """The k nearest among ``candidates [M, m]``, by distances that depend on the two rows alone."""
+        """The k nearest among ``candidates [M, m]``, by distances that depend only on the two rows."""
         candidates = candidates.sort(1).values
         squares = (x.unsqueeze(1).double() - self.points[candidates].double()).square().sum(-1)
         near, order = squares.sort(dim=1, stable=True)
@@ -308,7 +308,7 @@ class RowSearch(nn.Module):
         found, near = self._refined(x, candidates)
         if wanted == self.points.shape[0]:
             return found
-        # Rounding of the product: rows that were not proposed lie beyond this, unless all rows are compared.
+        # Up to rounding of the product, rows that were not proposed lie beyond this.
         size = x.double().norm(dim=1) + self.points.double().norm(dim=1).max()
         slack = (self.points.shape[1] + 8) * torch.finfo(torch.float64).eps * size.square()
         beyond = 2 * values[:, -1] + x.double().square().sum(1)
@@ -368,6 +368,6 @@ class CosineSearch(nn.Module):
         self.k, self.points = search.k, nn.Buffer(torch.from_numpy(_unit(search.matrix).toarray()))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Rows of equal cosine: the smaller index first, as the search itself has it.
+        # Ties go to the smaller index, as in the search itself.
         cosine = nn.functional.normalize(x, dim=1) @ self.points.T
         return (-cosine).sort(dim=1, stable=True).indices[:, : self.k]

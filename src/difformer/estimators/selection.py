@@ -53,16 +53,16 @@ EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
 
 HELD_OUT = "held out"
-HELD_OUT_SHARE = 0.1  # of many labelled rows that is held out
-JUDGES = 10  # labelled rows from which a cross-validation chooses
-WITNESSES = 20  # held-out rows from which a useless model is warned about
+HELD_OUT_SHARE = 0.1  # of `ENOUGH` labelled rows or more
+JUDGES = 10  # fewest labelled rows for a cross-validation
+WITNESSES = 20  # fewest held-out rows for a warning about a useless model
 FOLDS = 3
 FEWEST_STEPS = 20
 CAUTIOUS, PRIOR = 2.0, 4.0
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
 GRID = np.exp(np.linspace(np.log(0.25), np.log(20.0), 200))
 NAMES = {"knn": "with the neighbour graph", "given": "with the given graph", None: "without a graph"}
-LINES = 10  # about so many lines are printed per model
+LINES = 10  # lines printed per model, about
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -126,7 +126,7 @@ class Run:
     model: DIFFormer
     record: RunRecord
     linear: LinearPart | None = None
-    in_batches: bool = False  # in whose exchange all rows count equally
+    in_batches: bool = False  # if so, all rows counted equally in the exchange
 
 
 def train(
@@ -138,19 +138,9 @@ def train(
         linear = LinearPart.of(problem.table, y, split.train, problem.weight)
         y = (y - linear.predict(problem.table)).float()
     outputs = int(y.max()) + 1 if problem.classes else y.shape[1]
-    task = Task(
-        name="estimator",
-        kind="nodes",
-        problem="multiclass" if problem.classes else "regression",
-        metric="accuracy" if problem.classes else "mse",
-        protocol="rows of a table, some of them labelled",
-        x=problem.x,
-        y=y,
-        splits=(split,),
-        num_outputs=outputs,
-        edge_index=edges[0],
-        edge_weight=edges[1],
-    )
+    kind: Any = "multiclass" if problem.classes else "regression"
+    metric, protocol = "accuracy" if problem.classes else "mse", "rows of a table, some of them labelled"
+    task = Task("estimator", "nodes", kind, metric, protocol, problem.x, y, (split,), outputs, *edges)
     fed, loss, device = task, None, resolve(recipe.options.device)
     if problem.weight is not None:  # one more column of the targets, so that any batch has it
         packed = torch.cat([y.double().reshape(len(y), -1), problem.weight.double().unsqueeze(1)], 1)
@@ -167,8 +157,8 @@ def train(
     feed: Feed = PopulationFeed(fed, split, device, problem.mass)
     if batch is not None:
         feed = PartsFeed(fed, split, config, seed, device)
-    metric = LOG_LOSS if problem.classes and split.valid.numel() else None
-    trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=metric)
+    chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
+    trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
     shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
     return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
 
@@ -204,7 +194,7 @@ class PopulationFeed(NodesFeed):
 
 
 class PartsFeed(BatchesFeed):
-    """Training and evaluation in parts of the rows: to choose an epoch, no O(N²) pairs need be compared."""
+    """Training and evaluation in parts of the rows: choosing an epoch does not need all O(N²) pairs."""
 
     def outputs(self, model: nn.Module) -> Tensor:
         """``[N, C]``, always in the partition of epoch 0; training begins with epoch 1."""
@@ -255,13 +245,13 @@ class Judged:
 
     loss: float | None  # log loss at the best temperature, or squared error of scaled targets; None if not judged
     temperature: float = 1.0  # of probabilities
-    words: str = ""  # the same for a reader
-    warning: str | None = None  # if a constant would have done as well
+    words: str = ""  # the same as text
+    warning: str | None = None  # if a constant predicts as well
     share: Tensor | None = None  # [T] the best share of the models' outputs beside a linear part
 
 
 def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged:
-    """Of splits and the runs on each, as many on every split; outputs of the runs on one split are averaged."""
+    """Judges runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
     rows = torch.cat([split.valid for split, _ in tried])
     each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
     logits, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
@@ -279,7 +269,7 @@ def _judge_classes(logits: Tensor, target: Tensor, weight: Tensor, mass: Tensor)
     share = float((mass * (logits.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
     counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, mass)
     majority, warning = float(counts.max() / mass.sum()), None
-    # With class weights rare classes are preferred on purpose.
+    # Class weights prefer rare classes on purpose.
     if share <= majority and len(target) >= WITNESSES and torch.equal(weight, mass):
         warning = (
             f"the model is no better than the most frequent class: accuracy {share:.3f} on {len(target)} held-out "
@@ -339,37 +329,43 @@ def fit_temperature(logits: Tensor, target: Tensor, weight: Tensor) -> tuple[flo
 def train_and_choose(
     problem: TableProblem, recipe: Recipe, sides: Mapping[Side, EdgeList]
 ) -> tuple[list[Run], Side, Judged]:
-    """Train `n_models` models on the best of several graphs; if none can be said to be better, on the first."""
+    """Train `n_models` models on the graph that predicts held-out rows best, or on the first if none are held out."""
     count, steps, share = int(recipe.options.n_models), int(recipe.options.steps), recipe.options.validation_fraction
     if share is None:
         share = HELD_OUT_SHARE if len(problem.labelled) >= ENOUGH else 0.0
     held_out = hold_out(problem, share, recipe.seed)
     once = held_out.valid.numel() > 0
     splits = [held_out] if once else make_folds(problem, recipe.seed)
-    label = f"model {{}} of {count}"
-    tried: dict[Side, list[Run]] = {}
-    judged: dict[Side, Judged] = {next(iter(sides)): Judged(None, CAUTIOUS if problem.classes else 1.0)}
-    for side, edges in sides.items() if splits else ():
-        shown = f"{label.format(1)} {NAMES[side]}" if once else ""
-        tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=shown) for split in splits]
-        judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
-    for side, found in judged.items() if splits else ():
-        recipe.say(f"{NAMES[side]}: {found.words}")
-    side = min(judged, key=lambda side: judged[side].loss or 0.0)
-    runs = tried[side] if once else []
-    if splits and not once:
-        curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in tried[side]]
-        sizes = [split.valid.numel() for split in splits]
-        mean = {epoch: np.average([curve[epoch] for curve in curves], weights=sizes) for epoch in curves[0]}
-        steps = max(min(FEWEST_STEPS, steps), min(mean, key=lambda epoch: mean[epoch]))
+    if splits:
+        tried, judged = {}, {}
+        for side, edges in sides.items():
+            label = f"model 1 of {count} {NAMES[side]}" if once else ""
+            tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
+            judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
+        for side, found in judged.items():
+            recipe.say(f"{NAMES[side]}: {found.words}")
+        side = min(judged, key=lambda side: judged[side].loss or 0.0)
+        runs, answer = tried[side] if once else [], judged[side]
+        if not once:
+            steps = best_steps(tried[side], splits, steps)
+    else:
+        side, runs, answer = next(iter(sides)), [], Judged(None, CAUTIOUS if problem.classes else 1.0)
     for i in range(len(runs), count):
-        shown = label.format(i + 1)
-        runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=shown))
-    return runs, side, judge(problem, [(held_out, runs)]) if once else judged[side]
+        label = f"model {i + 1} of {count}"
+        runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=label))
+    return runs, side, judge(problem, [(held_out, runs)]) if once else answer
+
+
+def best_steps(runs: list[Run], splits: list[Split], most: int) -> int:
+    """The number of steps with the best mean score over folds; at least `FEWEST_STEPS`, at most `most`."""
+    curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in runs]
+    sizes = [split.valid.numel() for split in splits]
+    mean = {epoch: np.average([curve[epoch] for curve in curves], weights=sizes) for epoch in curves[0]}
+    return max(min(FEWEST_STEPS, most), min(mean, key=lambda epoch: mean[epoch]))
 
 
 def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
-    """A share of the labelled rows held out, of every class the same share; one row of each class is always kept."""
+    """Holds out the same fraction of the labelled rows of every class; at least one row per class is trained on."""
     classes, order = _shuffled(problem, seed)
     counts = np.bincount(classes)
     quota = np.minimum(np.floor(fraction * counts + 1e-9), np.maximum(counts - 1, 0)).astype(np.int64)
