@@ -52,7 +52,7 @@ def test_repeated_rows_and_weighted_rows_are_one_population() -> None:
     assert (weighted.x == repeated.x).all()
     assert (weighted.mass == repeated.mass).all()
     assert (weighted.target == repeated.target).all()
-    assert weighted.size == (weight > 0).sum()
+    assert len(weighted.x) == (weight > 0).sum()
     assert (weighted.place < 0).sum() == (weight == 0).sum()
     kept = weight[shuffled] > 0
     assert (weighted.x[weighted.place[kept]] == x[shuffled][kept]).all()
@@ -60,8 +60,8 @@ def test_repeated_rows_and_weighted_rows_are_one_population() -> None:
 
 def test_rows_that_differ_only_in_target_are_not_joined() -> None:
     x = np.zeros((3, 2))
-    assert make_population(x, np.array([0, 1, -1]), None, join=True).size == 3
-    assert make_population(x, np.array([[0.5], [0.5], [np.nan]]), None, join=True).size == 2
+    assert make_population(x, np.array([0, 1, -1]), None, join=True).mass.size == 3
+    assert make_population(x, np.array([[0.5], [0.5], [np.nan]]), None, join=True).mass.size == 2
 
 
 def test_mass_equals_repetition_in_a_layer() -> None:

@@ -19,11 +19,12 @@ from sklearn.utils.validation import _check_sample_weight, check_consistent_leng
 from torch import Tensor
 
 from difformer.data.sparse import feature_tensor
+from difformer.data.split import labelled as labelled_rows
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
-from difformer.estimators.population import RowScaling, has_target, make_population, row_digests
+from difformer.estimators.population import Array, RowScaling, make_population, row_digests
 from difformer.estimators.predictor import Predictor, Search, remember, threads_for
 from difformer.estimators.recipe import Recipe
 from difformer.estimators.row_graph import GivenGraph, RowGraph, as_matrix, edges_of, receiving, search_among
@@ -33,8 +34,6 @@ from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Array = np.ndarray[Any, Any]
 
 FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the neighbour graph
 
@@ -179,9 +178,9 @@ class DIFFormerEstimator(BaseEstimator):
         target, class_weight = self._targets(y, x, weight)
         embed, graph = hasattr(self, "transform"), self.graph if graph is None else graph
         given = self._given(graph, X, x)
-        recipe = Recipe(self, int(has_target(target).sum()), directed=given is not None and self.directed)
+        recipe = Recipe(self, len(labelled_rows(target)), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
-        labelled = np.flatnonzero(has_target(population.target))
+        labelled, size = labelled_rows(population.target).numpy(), len(population.mass)
         if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
         scaling = RowScaling.of(population.x, population.mass, standardize=self.standardize)
@@ -190,7 +189,7 @@ class DIFFormerEstimator(BaseEstimator):
         mass = loss_weight = torch.from_numpy(population.mass) if weighted else None
         if class_weight is not None:  # the last is of -1
             loss_weight = torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])
-        distinct = f"{population.size} distinct" if population.size < x.shape[0] else x.shape[0]
+        distinct = f"{size} distinct" if size < x.shape[0] else size
         recipe.say(f"{distinct} rows of {x.shape[1]} features, {len(labelled)} of them labelled")
         columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
         with threads_for(recipe.numbers(x.shape[0], columns)):
@@ -211,7 +210,7 @@ class DIFFormerEstimator(BaseEstimator):
             fitted = self.fitted_ = Predictor(numbers, search, kept, softmax=target.ndim == 1, embed=embed)
             parts = list(fitted.parts(population.x, given, nearest))
             for run in runs:  # rows count as they did in training
-                counted, landmarks = None if run.in_batches else mass, recipe.landmarks(population.size)
+                counted, landmarks = None if run.in_batches else mass, recipe.landmarks(size)
                 fitted.members.append(remember(run.model, parts, counted, landmarks))
             with torch.no_grad():
                 answers: Array = torch.cat([fitted(*part) for part in parts]).numpy()[np.maximum(population.place, 0)]
@@ -402,11 +401,9 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
 
 # scikit-learn, and `help`, read the options off the signature.
-_shared = inspect.signature(DIFFormerEstimator.__init__)
-_own = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
-setattr(  # noqa: B010
-    DIFFormerClassifier.__init__, "__signature__", _shared.replace(parameters=[*_shared.parameters.values(), _own])
-)
+_options = [*inspect.signature(DIFFormerEstimator.__init__).parameters.values()]
+_options.append(inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None))
+DIFFormerClassifier.__init__.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
 
 
 class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):

@@ -20,9 +20,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import as_array, is_labelled, settled
-
-Array = np.ndarray[Any, Any]
+from difformer.estimators.labels import Array, as_array, is_labelled, settled
 
 
 def cross_validate(

@@ -51,10 +51,6 @@ class Population:
     mass: Array  # [n]
     place: Array  # [N] where each row of the table went, -1 for rows of weight zero
 
-    @property
-    def size(self) -> int:
-        return self.x.shape[0]
-
     def scaled_targets(self) -> tuple[Tensor | None, Tensor]:
         """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
         if self.target.ndim == 1:
@@ -66,11 +62,6 @@ class Population:
         deviation = np.sqrt((share * (filled - mean) ** 2).sum(0))
         scale = np.stack([mean, np.where(deviation > 0, deviation, 1.0)])
         return torch.from_numpy(scale), torch.from_numpy(((self.target - scale[0]) / scale[1]).astype(np.float32))
-
-
-def has_target(target: Array) -> Array:
-    """``[N]`` which rows have a target, or at least one of several."""
-    return np.asarray(target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1))
 
 
 def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) -> Population:

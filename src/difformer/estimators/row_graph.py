@@ -31,11 +31,9 @@ from torch import Tensor, nn
 from difformer.data.own.graphs import edge_ends
 from difformer.data.sparse import to_scipy
 from difformer.errors import UserError
-from difformer.estimators.population import find_rows, row_digests
+from difformer.estimators.population import Array, find_rows, row_digests
 from difformer.graph import Graph
 from difformer.sparse import check_scipy
-
-Array = np.ndarray[Any, Any]
 
 SPARE = 16  # candidates beyond k
 AT_ONCE = 1 << 23  # pairs, or numbers in differences of pairs
