@@ -17,7 +17,7 @@ EXPECTED_FAILURES: dict[str, str] = {}
 QUICK = {"steps": 10, "learning_rate": 0.05, "hidden_channels": 8, "num_layers": 1, "n_models": 1, "graph": "knn"}
 BETTER = {"steps": 15, "learning_rate": 0.1, "hidden_channels": 16}  # a score above one half is asked of regressors
 
-pytestmark = pytest.mark.filterwarnings("ignore:y holds -1 and 1 alone", "ignore:the model is no better than")
+pytestmark = pytest.mark.filterwarnings("ignore:y holds only -1 and 1", "ignore:the model is no better than")
 
 
 def expected(estimator: Any) -> dict[str, str]:

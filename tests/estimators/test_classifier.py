@@ -23,8 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.problem import Problem, log_loss
-from difformer.estimators.selection import CAUTIOUS, Judged, fit_temperature, hold_out
+from difformer.estimators.selection import CAUTIOUS, Judged, TableProblem, fit_temperature, hold_out, log_loss
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def two_per_class(y: np.ndarray) -> np.ndarray:
     return partly
 
 
-def test_two_labels_per_class_label_the_rest(blobs: Any) -> None:
+def test_two_labels_per_class_suffice_for_separate_clouds(blobs: Any) -> None:
     x, y = blobs
     model = DIFFormerClassifier(random_state=0, steps=40, n_models=1).fit(x, two_per_class(y))
     assert (model.transduction_ == y).all()
@@ -50,7 +49,7 @@ def test_two_labels_per_class_label_the_rest(blobs: Any) -> None:
     assert model.n_iter_ == 40
 
 
-def test_marks_of_the_unlabelled(blobs: Any, quick: dict[str, Any]) -> None:
+def test_every_mark_of_unlabelled_rows_gives_the_same_model(blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
     partly = two_per_class(y)
     names = np.array(["ash", "beech", "cedar"])
@@ -74,21 +73,21 @@ def test_marks_of_the_unlabelled(blobs: Any, quick: dict[str, Any]) -> None:
         assert (distributions == found["whole numbers"]).all()
 
 
-def test_a_text_minus_one_is_refused(blobs: Any) -> None:
+def test_text_minus_one_is_refused(blobs: Any) -> None:
     x, y = blobs
     with pytest.raises(ValueError, match="dtype object"):
         DIFFormerClassifier().fit(x, np.where(y == 0, "-1", "a"))
 
 
-def test_minus_one_and_one_alone_are_two_classes(blobs: Any, quick: dict[str, Any]) -> None:
+def test_labels_minus_one_and_one_are_two_classes(blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
-    with pytest.warns(UserWarning, match="taken for classes"):
+    with pytest.warns(UserWarning, match="read as two classes"):
         model = DIFFormerClassifier(**quick).fit(x, np.where(y == 0, -1, 1))
     assert list(model.classes_) == [-1, 1]
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
-def test_frames_give_their_columns_names(frame: Any, wine: Any, quick: dict[str, Any]) -> None:
+def test_column_names_of_frames_are_checked(frame: Any, wine: Any, quick: dict[str, Any]) -> None:
     x, _y, partly = wine
     names = [f"column {i}" for i in range(x.shape[1])]
     table = frame(dict(zip(names, x.T, strict=True)))
@@ -131,7 +130,7 @@ def test_errors_are_those_of_scikit_learn(wine: Any, quick: dict[str, Any]) -> N
         model.predict(np.where(x > 1000, np.inf, x))
 
 
-def test_graphs_of_the_wrong_size_are_named(wine: Any, quick: dict[str, Any]) -> None:
+def test_graph_of_wrong_size_is_refused(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     model = DIFFormerClassifier(**quick)
     with pytest.raises(ValueError, match=r"graph has the wrong size: got a matrix of shape \(5, 5\)"):
@@ -165,7 +164,7 @@ def test_graphs_of_the_wrong_size_are_named(wine: Any, quick: dict[str, Any]) ->
         ("directed", "both"),
     ],
 )
-def test_options_out_of_range_are_named_when_fitted(option: str, value: Any, wine: Any) -> None:
+def test_fit_names_options_out_of_range(option: str, value: Any, wine: Any) -> None:
     x, y, _ = wine
     model = DIFFormerClassifier(**{option: value})  # to be stored, not judged
     with pytest.raises(ValueError, match=option):
@@ -206,7 +205,7 @@ def test_a_pipeline_passes_weights_and_edges_on(wine: Any, quick: dict[str, Any]
     np.testing.assert_array_equal(line[-1].label_distributions_, alone.label_distributions_)
 
 
-def test_the_package_names_the_estimators() -> None:
+def test_package_exports_the_estimators() -> None:
     import difformer
 
     assert difformer.DIFFormerClassifier is DIFFormerClassifier
@@ -225,7 +224,7 @@ def test_the_same_seed_gives_the_same_model(wine: Any, quick: dict[str, Any]) ->
 
 @pytest.mark.parametrize(("with_graph", "without", "chosen"), [(0.8, 0.7, None), (0.8, 0.8, "knn"), (0.7, 0.8, "knn")])
 @pytest.mark.parametrize("many", [False, True])
-def test_the_graph_is_kept_only_if_held_out_rows_lose_nothing_by_it(
+def test_neighbour_graph_is_kept_unless_held_out_loss_is_higher(
     with_graph: float,
     without: float,
     chosen: str | None,
@@ -239,13 +238,13 @@ def test_the_graph_is_kept_only_if_held_out_rows_lose_nothing_by_it(
     losses = iter([with_graph, without, 0.0])  # the last is that of the final models, if labels are held out once
     judged = []
 
-    def measured(problem: Any, runs: Any, splits: Any, **options: Any) -> Judged:
-        held_out = np.concatenate([split.valid.numpy() for split in splits[: 1 if options else None]])
+    def measured(problem: Any, tried: Any) -> Judged:
+        held_out = np.concatenate([split.valid.numpy() for split, _ in tried])
         assert len(np.unique(held_out)) == len(held_out)
         judged.append(len(held_out))
         return Judged(next(losses), 1.0, "", None)
 
-    monkeypatch.setattr(Judged, "of", staticmethod(measured))
+    monkeypatch.setattr(selection, "judge", measured)
     assert DIFFormerClassifier(**quick).fit(x, y).graph_ == chosen
     assert judged == ([18, 18, 18] if many else [178, 178])
 
@@ -283,7 +282,7 @@ def test_a_given_fraction_is_held_out_of_few_labels_too(
     assert DIFFormerClassifier(**quick, validation_fraction=0.25).fit(x, y).validation_loss_ is None
 
 
-def test_too_few_labels_or_rows_choose_nothing(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
+def test_few_labels_or_rows_are_not_cross_validated(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
     model = DIFFormerClassifier(**quick).fit(x, two_per_class(y))
     assert model.graph_ == "knn"
@@ -292,7 +291,9 @@ def test_too_few_labels_or_rows_choose_nothing(wine: Any, blobs: Any, quick: dic
     assert DIFFormerClassifier(**quick).fit(x[:20], y[:20]).graph_ is None
 
 
-def test_many_labels_hold_some_out(monkeypatch: pytest.MonkeyPatch, wine: Any, quick: dict[str, Any]) -> None:
+def test_many_labels_allow_three_times_as_many_steps(
+    monkeypatch: pytest.MonkeyPatch, wine: Any, quick: dict[str, Any]
+) -> None:
     x, y, _ = wine
     monkeypatch.setattr(selection, "ENOUGH", 100)
     model = DIFFormerClassifier(**{**quick, "graph": None, "steps": 30}).fit(x, y)
@@ -301,25 +302,25 @@ def test_many_labels_hold_some_out(monkeypatch: pytest.MonkeyPatch, wine: Any, q
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.4, 0.6, 0.9])
-def test_the_held_out_share_is_the_one_asked_for(fraction: float) -> None:
+def test_held_out_share_equals_the_fraction(fraction: float) -> None:
     y = torch.arange(1000) % 4
-    problem = Problem(torch.zeros(1000, 1), y, 4, np.arange(1000))
+    problem = TableProblem(torch.zeros(1000, 1), y, np.arange(1000))
     split = hold_out(problem, fraction, seed=0)
     assert abs(split.valid.numel() - 1000 * fraction) <= 4
     assert split.train.numel() + split.valid.numel() == 1000
     assert (torch.bincount(y[split.valid]) - 250 * fraction).abs().max() <= 1
-    values = Problem(torch.zeros(1000, 1), torch.rand(1000, 2), 2, np.arange(1000))
+    values = TableProblem(torch.zeros(1000, 1), torch.rand(1000, 2), np.arange(1000))
     assert abs(hold_out(values, fraction, seed=0).valid.numel() - 1000 * fraction) <= 1
 
 
 def test_one_row_of_every_class_is_always_trained_on() -> None:
     y = torch.tensor([0] * 50 + [1] * 2 + [2])
-    split = hold_out(Problem(torch.zeros(53, 1), y, 3, np.arange(53)), 0.9, seed=0)
+    split = hold_out(TableProblem(torch.zeros(53, 1), y, np.arange(53)), 0.9, seed=0)
     assert set(y[split.train].tolist()) == {0, 1, 2}
     assert 2 not in y[split.valid].tolist()
 
 
-def test_an_epoch_is_not_blamed_for_being_too_sure_of_itself() -> None:
+def test_log_loss_does_not_penalise_overconfidence() -> None:
     classes = torch.tensor([0, 1, 1, 0])
     right = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])
     wrong = right.clone()
@@ -395,7 +396,7 @@ def test_no_warning_in_ordinary_use(wine: Any, quick: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
-def test_raw_frames_are_refused_with_the_line_that_encodes_them(
+def test_raw_frames_are_refused_with_code_that_encodes_them(
     columns: list[str], words: str, kind: str, quick: dict[str, Any]
 ) -> None:
     table = pd.DataFrame(
@@ -418,7 +419,7 @@ def test_raw_frames_are_refused_with_the_line_that_encodes_them(
     assert "difformer.data.from_frame" in str(refused.value)
 
 
-def test_graphs_that_are_no_arrays_are_called_what_they_are(wine: Any, quick: dict[str, Any]) -> None:
+def test_error_names_the_type_of_an_unknown_graph(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     networkx = pytest.importorskip("networkx")
     with pytest.raises(ValueError, match=r"got a Graph.*scipy sparse matrix"):

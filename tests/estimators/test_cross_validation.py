@@ -63,7 +63,7 @@ def test_searches_and_calibration_with_a_graph(told_by_the_graph: Any) -> None:
     assert clone(model).graph is model.graph
 
 
-def test_rows_of_frames_are_known_by_their_index(told_by_the_graph: Any) -> None:
+def test_rows_of_frames_are_recognised_by_their_index(told_by_the_graph: Any) -> None:
     x, y, index = told_by_the_graph
     x = x.copy()
     x[7] = x[100]  # of two classes

@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_what_is_loaded_predicts_what_was_saved(
+def test_loaded_estimator_predicts_the_same_bits(
     case: str, as_sparse: bool, wine: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     x, _y, partly = wine
@@ -69,7 +69,9 @@ def test_a_given_graph_is_remembered(wine: Any, quick: dict[str, Any], tmp_path:
     assert (loaded.predict_proba(x[:5], graph=rows) == model.predict_proba(x[:5], graph=rows)).all()
 
 
-def test_names_of_columns_and_other_estimators(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_regressor_and_transformer_are_restored_with_column_names(
+    wine: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
     import pandas as pd
 
     x, _, partly = wine
@@ -105,7 +107,28 @@ def test_class_weights_are_restored(wine: Any, quick: dict[str, Any], tmp_path: 
         assert loaded.temperature_ > 0
 
 
-def test_dates_as_classes(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_classes_that_are_floats_are_restored(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, y, partly = wine
+    model = DIFFormerClassifier(**quick).fit(x, np.where(partly < 0, np.nan, y + 0.0))
+    model.save_pretrained(tmp_path)
+    loaded = DIFFormerClassifier.from_pretrained(tmp_path)
+    assert (loaded.predict(x) == model.predict(x)).all()
+    assert (loaded.transduction_ == model.transduction_).all()
+    # Files written before this was fixed hold the labels of the rows as well.
+    rewrite(tmp_path, **{"of.transduction_": torch.from_numpy(model.transduction_)})
+    assert (DIFFormerClassifier.from_pretrained(tmp_path).transduction_ == model.transduction_).all()
+
+
+def test_options_set_after_fit_do_not_change_a_saved_model(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, _, partly = wine
+    model = DIFFormerClassifier(**quick, diffusivity="sigmoid", graph=None).fit(x, partly)
+    model.set_params(backend="polynomial", hidden_channels=5, diffusivity="simple").save_pretrained(tmp_path)
+    loaded = DIFFormerClassifier.from_pretrained(tmp_path)
+    assert (loaded.predict_proba(x) == model.predict_proba(x)).all()
+    assert loaded.get_params() == model.get_params()
+
+
+def test_classes_that_are_dates_are_restored(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, y, _ = wine
     days = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")
     model = DIFFormerClassifier(**quick).fit(x, days[y])
@@ -206,7 +229,7 @@ def test_programs_give_the_same_answers(
 
 
 @pytest.mark.parametrize("name", ["est.onnx", "est", "est.pt"])
-def test_a_program_is_called_what_it_is(wine: Any, quick: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_program_must_be_a_pt2_file(wine: Any, quick: dict[str, Any], tmp_path: Path, name: str) -> None:
     x, _, partly = wine
     model = DIFFormerClassifier(**quick).fit(x, partly)
     with pytest.raises(ValueError, match=rf"ends in \.pt2; got '.*{name}'.*write for example est\.pt2"):
@@ -289,7 +312,7 @@ def test_a_save_interrupted_over_an_older_one_is_refused(wine: Any, quick: dict[
         DIFFormerClassifier.from_pretrained(tmp_path / "old")
 
 
-def test_any_changed_byte_is_noticed(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_changed_byte_is_refused(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path)
     path = tmp_path / "context.safetensors"
@@ -492,7 +515,7 @@ def test_files_that_were_changed_on_purpose_are_refused(case: str, saved: dict[s
         ('"format_version": ' + "[" * 100_000, "damaged"),
     ],
 )
-def test_a_version_that_is_no_version_is_refused(text: str, words: str, saved: Any, tmp_path: Path) -> None:
+def test_invalid_format_version_is_refused(text: str, words: str, saved: Any, tmp_path: Path) -> None:
     shutil.copytree(saved["sums"], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "estimator.json"
     path.write_text(path.read_text().replace('"format_version": 2', text))

@@ -32,7 +32,7 @@ DAYS = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")
         (np.array(["2021-06-01", "NaT", "2020-01-01"], dtype="M8[D]"), DAYS[:2].tolist()),
     ],
 )
-def test_labels_stay_what_they_are_and_gaps_are_no_class(y: Any, classes: list[Any]) -> None:
+def test_labels_keep_their_type_and_gaps_are_no_class(y: Any, classes: list[Any]) -> None:
     found, target = class_labels(y, np.zeros((3, 1)), "DIFFormerClassifier")
     assert found.tolist() == classes
     assert [type(label) for label in found.tolist()] == [type(label) for label in classes]
@@ -40,7 +40,7 @@ def test_labels_stay_what_they_are_and_gaps_are_no_class(y: Any, classes: list[A
 
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 1 has no such texts")
-def test_texts_of_any_length() -> None:
+def test_numpy_string_dtype_as_labels() -> None:
     y = np.array(["b", "a", "b"], dtype=np.dtypes.StringDType())
     assert class_labels(y, np.zeros((3, 1)), "DIFFormerClassifier")[0].tolist() == ["a", "b"]
 
@@ -60,7 +60,7 @@ def test_values_with_gaps_of_any_kind() -> None:
     for y in (DAYS, np.array([1j, 2, 3])):
         with pytest.raises(ValueError, match="must hold numbers"):
             values(y, x, "DIFFormerRegressor")
-    with pytest.raises(ValueError, match="alone in column 1 of 2"):
+    with pytest.raises(ValueError, match="only NaN in column 1 of 2"):
         values(np.array([[1, np.nan], [2, np.nan], [np.nan, np.nan]]), x, "DIFFormerRegressor")
 
 
@@ -83,7 +83,7 @@ def test_only_labelled_rows_are_scored(wine: Any, quick: dict[str, Any]) -> None
 def test_minus_one_is_scored_where_it_is_a_class(wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
     signs = np.where(y == 0, -1, 1)
-    with pytest.warns(UserWarning, match="taken for classes"):
+    with pytest.warns(UserWarning, match="read as two classes"):
         model = DIFFormerClassifier(**{**quick, "graph": None}).fit(x, signs)
     assert model.score(x, signs) == (model.predict(x) == signs).mean()
 
@@ -115,7 +115,7 @@ def test_values_are_scored_where_they_are_known(wine: Any, quick: dict[str, Any]
 @pytest.mark.parametrize(
     "y", [["none", "1", "2", "1"], np.array(["NA", "1", "2", "1"]), ["none", 1, 2, 1], ["nan", "true", "false", "true"]]
 )
-def test_words_for_gaps_among_numbers_are_unlabelled_and_said(y: Any) -> None:
+def test_words_for_gaps_among_numbers_are_unlabelled_with_a_warning(y: Any) -> None:
     with pytest.warns(UserWarning, match="of y were read as unlabelled, since all others are"):
         classes, target = class_labels(y, np.zeros((4, 1)), "DIFFormerClassifier")
     assert len(classes) == 2

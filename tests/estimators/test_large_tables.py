@@ -12,21 +12,21 @@ import pytest
 import torch
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.problem import PartsFeed
 from difformer.estimators.recipe import BATCH, WHOLE, Recipe
+from difformer.estimators.selection import PartsFeed
 
 
 @pytest.mark.parametrize(
     ("diffusivity", "backend", "batch"),
     [("simple", "auto", None), ("constant", "auto", None), ("sigmoid", "auto", BATCH), ("sigmoid", "polynomial", None)],
 )
-def test_pairs_of_many_rows_are_looked_at_in_batches(diffusivity: str, backend: str, batch: int | None) -> None:
+def test_large_tables_are_batched_if_pairs_are_compared(diffusivity: str, backend: str, batch: int | None) -> None:
     recipe = Recipe(DIFFormerClassifier(diffusivity=diffusivity, backend=backend), labels=10)
     assert recipe.batch(WHOLE) is None
     assert recipe.batch(100_000) == batch
 
 
-def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
+def test_evaluation_in_batches_uses_one_fixed_partition(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
     """Every row exchanges within its part of 50, at every evaluation the same one."""
     x, y, _ = wine
     partitions, judged = [], []

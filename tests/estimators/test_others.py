@@ -15,8 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
-from difformer.estimators.problem import LinearPart
-from difformer.estimators.selection import best_share
+from difformer.estimators.selection import LinearPart, best_share
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def friedman() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, np.where(np.arange(300) % 3 == 0, np.nan, y)
 
 
-def test_values_of_the_unlabelled(friedman: Any) -> None:
+def test_unlabelled_values_are_predicted(friedman: Any) -> None:
     x, y, partly = friedman
     model = DIFFormerRegressor(random_state=0, steps=80, n_models=1, graph=None, hidden_channels=32).fit(x, partly)
     unknown = np.isnan(partly)
@@ -90,7 +89,7 @@ def test_the_linear_part_is_that_of_scikit_learn_with_weights_gaps_and_constant_
     np.testing.assert_allclose(found[:, 0].numpy(), Ridge().fit(columns[:40], y[:40, 0]).predict(columns), atol=1e-6)
 
 
-def test_what_a_regressor_refuses(friedman: Any, quick: dict[str, Any]) -> None:
+def test_regressor_refuses_invalid_targets(friedman: Any, quick: dict[str, Any]) -> None:
     x, y, _ = friedman
     model = DIFFormerRegressor(**quick)
     with pytest.raises(ValueError, match="all 300 rows are unlabelled"):

@@ -12,8 +12,8 @@ from sklearn.neighbors import kneighbors_graph
 
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, base
 from difformer.estimators.population import find_rows, row_digests
-from difformer.estimators.predictor import Edges, Member, remember
-from difformer.estimators.row_graph import as_matrix
+from difformer.estimators.predictor import Member, remember
+from difformer.estimators.row_graph import RowEdges, as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.context import Structure, as_structure
@@ -37,9 +37,9 @@ def both_ways(matrix: Any) -> Any:
     return sparse.csr_array(matrix.maximum(matrix.T))
 
 
-def edges_among(graph: Graph) -> Edges:
-    source, target = graph.edge_index
-    return Edges.normalised(target, source, graph.weights(torch.float64), graph.num_nodes, graph.degree(torch.float64))
+def edges_among(graph: Graph) -> RowEdges:
+    (source, target), degree = graph.edge_index, graph.degree(torch.float64)
+    return RowEdges.normalised(target, source, graph.weights(torch.float64), graph.num_nodes, degree)
 
 
 @pytest.mark.parametrize("diffusivity", DIFFUSIVITIES)
@@ -53,7 +53,8 @@ def test_the_population_has_the_states_of_a_forward_pass(
     x = torch.randn(30, 5, dtype=torch.float64)
     graph = random_graph(30, 80) if with_graph else None
     edges = None if graph is None else edges_among(graph)
-    member, states = remember(model, [(x, edges)], torch.ones(30, dtype=torch.float64))
+    member = remember(model, [(x, edges)], torch.ones(30, dtype=torch.float64))
+    states = member.states(x, edges)
     wanted = model.double().embed(x, graph)
     torch.testing.assert_close(states, wanted, rtol=1e-5, atol=1e-6)
     # A fitted row that is asked about again, by itself, gets the same answer.
@@ -61,7 +62,7 @@ def test_the_population_has_the_states_of_a_forward_pass(
         own = None
         if edges is not None:
             mine = edges.row == row
-            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
+            own = RowEdges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
         torch.testing.assert_close(member.states(x[row : row + 1], own)[0], states[row], rtol=1e-12, atol=1e-12)
 
 
@@ -73,12 +74,12 @@ def test_a_new_row_receives_from_the_population_only(diffusivity: str) -> None:
     x, new = torch.randn(20, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     mass = torch.rand(20, dtype=torch.float64) + 0.5
     graph = random_graph(20, 50)
-    member, _ = remember(model, [(x, edges_among(graph))], mass)
+    member = remember(model, [(x, edges_among(graph))], mass)
     weight = torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)  # from fitted rows 4 and 9
     row, column = weight.nonzero().T
     fitted = torch.tensor([4, 9])[column]
     degree = graph.degree(torch.float64)
-    found = member.states(new, Edges.normalised(row, fitted, weight[row, column], 3, degree))
+    found = member.states(new, RowEdges.normalised(row, fitted, weight[row, column], 3, degree))
 
     model = model.double().eval()
     everything = [model.encode(x)]
@@ -126,7 +127,7 @@ def test_memory_of_sums_does_not_grow_with_the_population() -> None:
     model = DIFFormer(5, 8, 2, diffusivity="simple")
     sizes = []
     for rows in (10, 1000):
-        member, _ = remember(model, [(torch.randn(rows, 5, dtype=torch.float64), None)], torch.ones(rows).double())
+        member = remember(model, [(torch.randn(rows, 5, dtype=torch.float64), None)], torch.ones(rows).double())
         sizes.append(sum(value.numel() for value in member.state_dict().values()))
     assert sizes[0] == sizes[1]
 
@@ -137,7 +138,7 @@ def test_landmarks_represent_the_population() -> None:
     x = torch.randn(50, 5, dtype=torch.float64)
     mass = torch.ones(50, dtype=torch.float64)
     chosen = torch.arange(0, 50, 2)
-    member, _ = remember(model, [(x, None)], mass, landmarks=chosen)
+    member = remember(model, [(x, None)], mass, landmarks=chosen)
     assert member.memories[0].keys.shape[0] == 25  # type: ignore[union-attr]
     first: Any = model.double().layers[0]
     z = model.encode(x)
@@ -170,7 +171,7 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_fitted_rows_again_one_by_one_or_in_any_company(
+def test_prediction_of_a_row_does_not_depend_on_the_batch(
     options: dict[str, Any], as_sparse: bool, wine: Any, quick: dict[str, Any]
 ) -> None:
     x, _, partly = wine
@@ -262,7 +263,7 @@ def test_rows_with_the_features_of_several_fitted_rows_are_warned_about(wine: An
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick: dict[str, Any]) -> None:
+def test_every_form_of_a_graph_gives_the_same_model(directed: bool, wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     matrix = kneighbors_graph(x, 4)  # entry i, j: from i to j
     coo = matrix.tocoo()
@@ -280,7 +281,7 @@ def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick
     np.testing.assert_allclose(model.predict_proba(x[:2], graph=edges), model.predict_proba(x[:2], graph=rows))
 
 
-def test_two_edges_as_pairs_are_pairs() -> None:
+def test_list_of_two_pairs_is_read_as_pairs() -> None:
     with pytest.warns(UserWarning, match="was read as two pairs: 0 → 1 and 2 → 3"):
         pairs = as_matrix([(0, 1), (2, 3)], 5)
     assert [ends.tolist() for ends in pairs.nonzero()] == [[0, 2], [1, 3]]
@@ -341,7 +342,7 @@ def test_the_order_of_rows_changes_nothing(wine: Any, quick: dict[str, Any]) -> 
     assert (second == first[order]).all()
 
 
-def test_weights_are_repetitions(wine: Any, quick: dict[str, Any]) -> None:
+def test_sample_weight_equals_repetition(wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
     times = np.random.RandomState(4).randint(0, 3, len(x))
     target = x[:, 0].copy()
@@ -352,4 +353,4 @@ def test_weights_are_repetitions(wine: Any, quick: dict[str, Any]) -> None:
         repeated = kind(**options).fit(x.repeat(times, 0), labels.repeat(times))
         assert (weighted.predict(x) == repeated.predict(x)).all()
         plain = kind(**options).fit(x, labels)
-        assert np.abs(plain.fitted_.outputs(x) - weighted.fitted_.outputs(x)).max() > 1e-6
+        assert np.abs(plain.fitted_.predict(x) - weighted.fitted_.predict(x)).max() > 1e-6

@@ -11,7 +11,7 @@ import torch
 from joblib import Parallel, delayed
 
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, selection
-from difformer.estimators.problem import SMALL
+from difformer.estimators.predictor import SMALL
 
 
 def test_nothing_is_printed_unless_asked_for(wine: Any, quick: dict[str, Any], capsys: Any) -> None:
@@ -69,8 +69,8 @@ def test_small_tables_are_trained_on_one_thread(wine: Any, quick: dict[str, Any]
         with pytest.raises(ValueError, match="graph"):
             DIFFormerClassifier(**quick).fit(x, y, graph="nonsense")
         assert torch.get_num_threads() == 2
-        combine = model.fitted_.combine
-        monkeypatch.setattr(model.fitted_, "combine", lambda *z: (seen.append(torch.get_num_threads()), combine(*z))[1])
+        answer = model.fitted_.forward
+        monkeypatch.setattr(model.fitted_, "forward", lambda *z: (seen.append(torch.get_num_threads()), answer(*z))[1])
         model.predict(x)
         assert seen[-1] == 1
         assert torch.get_num_threads() == 2
@@ -78,7 +78,7 @@ def test_small_tables_are_trained_on_one_thread(wine: Any, quick: dict[str, Any]
         torch.set_num_threads(before)
 
 
-def test_the_generator_of_torch_is_left_alone(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_global_generator_of_torch_is_untouched(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     before = torch.get_rng_state()
     model = DIFFormerClassifier(**quick).fit(x, partly)
@@ -88,7 +88,7 @@ def test_the_generator_of_torch_is_left_alone(wine: Any, quick: dict[str, Any], 
 
 
 @pytest.mark.parametrize("options", [{}, {"graph": "knn", "dropout": 0.5}, {"diffusivity": "sigmoid", "graph": None}])
-def test_fits_in_threads_are_fits_alone(options: dict[str, Any], wine: Any, quick: dict[str, Any]) -> None:
+def test_fits_in_threads_equal_fits_in_sequence(options: dict[str, Any], wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
 
     def fit(seed: int) -> np.ndarray:
@@ -113,7 +113,7 @@ def test_sample_weights_count_on_a_gpu(kind: Any, wine: Any, quick: dict[str, An
     found = {}
     for device in ("cpu", "cuda"):
         for name, given in (("plain", None), ("weighted", weight)):
-            found[device, name] = kind(**options, device=device).fit(x, target, given).fitted_.outputs(x)
+            found[device, name] = kind(**options, device=device).fit(x, target, given).fitted_.predict(x)
     scale = np.abs(found["cpu", "weighted"]).max()
     np.testing.assert_allclose(found["cuda", "weighted"], found["cpu", "weighted"], atol=0.02 * scale)
     difference = np.abs(found["cpu", "weighted"] - found["cpu", "plain"]).max()

@@ -14,20 +14,18 @@ def brute(points: torch.Tensor, x: torch.Tensor, k: int) -> torch.Tensor:
     return squares.sort(dim=1, stable=True).indices[:, :k]
 
 
-def test_the_nearest_by_sums_of_squared_differences() -> None:
+def test_dense_search_equals_brute_force() -> None:
     points, x = torch.randn(300, 7), torch.randn(50, 7)
     assert torch.equal(RowSearch(points, 6)(x), brute(points, x, 6))
 
 
-def test_few_points() -> None:
+def test_dense_search_among_k_points() -> None:
     points = torch.randn(4, 3)
     assert torch.equal(RowSearch(points, 4)(points), brute(points, points, 4))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_ties_go_to_the_smaller_index_however_many_are_asked_about(
-    offset: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ties_go_to_the_smaller_index_for_any_block_size(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # A grid: every point has dozens of neighbours at one distance, more than the candidates of the first look.
     grid = torch.cartesian_prod(*[torch.arange(4.0)] * 4) + offset
     search = RowSearch(grid, 5)
@@ -38,12 +36,12 @@ def test_ties_go_to_the_smaller_index_however_many_are_asked_about(
     assert torch.equal(search(grid), together)
 
 
-def test_a_fitted_row_comes_first_among_its_neighbours() -> None:
+def test_fitted_row_is_its_own_first_neighbour() -> None:
     points = torch.randn(100, 5)
     assert torch.equal(RowSearch(points, 3)(points)[:, 0], torch.arange(100))
 
 
-def test_sparse_rows_by_their_cosine() -> None:
+def test_sparse_search_orders_by_cosine() -> None:
     dense = np.random.RandomState(0).rand(120, 30)
     dense[dense < 0.8] = 0
     dense[5] = 0  # at a right angle to everybody

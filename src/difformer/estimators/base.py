@@ -5,53 +5,41 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.base import (
-    BaseEstimator,
-    ClassifierMixin,
-    ClassNamePrefixFeaturesOutMixin,
-    RegressorMixin,
-    TransformerMixin,
-)
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin as NamedFeatures
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
 from difformer.data.sparse_features import feature_tensor
+from difformer.data.split import labelled as labelled_rows
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
-from difformer.estimators.population import Scaling, has_target, make_population, row_digests
-from difformer.estimators.predictor import GivenGraph, Predictor, Search, nearest_rows, remember
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, threads_for
+from difformer.estimators.population import Array, RowScaling, make_population, row_digests
+from difformer.estimators.predictor import Predictor, Search, remember, threads_for
 from difformer.estimators.recipe import Recipe
-from difformer.estimators.row_graph import RowGraph, RowSearch, SparseRowSearch, as_matrix, receiving
-from difformer.estimators.selection import train_and_choose
+from difformer.estimators.row_graph import GivenGraph, RowGraph, as_matrix, edges_of, receiving, search_among
+from difformer.estimators.selection import NO_EDGES, EdgeList, Side, TableProblem, train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Array = np.ndarray[Any, Any]
-
 FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the neighbour graph
-FULL_POPULATION = 10_000  # rows up to which all keys are remembered, where keys are
-LANDMARKS = 4096
 
 
 class DIFFormerEstimator(BaseEstimator):
     """Options and fitting of `DIFFormerClassifier`, `DIFFormerRegressor` and `DIFFormerTransformer`.
-
-    ``__init__`` only stores its arguments; attributes that `fit` sets end in an underscore.
 
     Args:
         hidden_channels: Length of a state.
@@ -73,14 +61,14 @@ class DIFFormerEstimator(BaseEstimator):
         learning_rate: Of Adam.
         weight_decay: λ of ½λ‖w‖²; None is 1 / (labelled rows), as in `LogisticRegression`, but at most 0.02.
         n_models: Models from different initial weights; their outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature, however
-            many there are; 0 holds out none. None is 0.1 if at least 500 rows are labelled; with fewer,
-            cross-validation chooses, and all labelled rows are trained on.
+        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature; 0 holds
+            out none. None is 0.1 if at least 500 rows are labelled; with fewer, cross-validation chooses, and all
+            labelled rows are trained on.
         batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
         landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
         standardize: Whether dense columns are centred and brought to a common scale; beside numbers, indicators
-            (columns of 0 and 1) stay as they are. False takes all as they are. See `difformer.estimators.population`.
+            (columns of 0 and 1) stay as they are. See `difformer.estimators.population`.
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
@@ -135,9 +123,26 @@ class DIFFormerEstimator(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.target_tags.required = True
+        tags.input_tags.sparse = tags.target_tags.required = True
+        tags.target_tags.multi_output = isinstance(self, RegressorMixin)
         return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> Self:
+        """Train on the labelled rows, in the context of all.
+
+        Args:
+            X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
+            y: ``[N]`` labels, -1, NaN or None where a row is unlabelled; or ``[N]`` or ``[N, T]`` values, NaN where
+                unknown.
+            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
+            graph: Overrides the option of this name: ``"knn"``, ``"auto"``, or edges among the rows, see
+                `difformer.estimators.row_graph`.
+
+        Raises:
+            ValueError: As scikit-learn's estimators do; and if `graph` has the wrong size.
+        """
+        self._keep(self._fit(X, y, sample_weight, graph))
+        return self
 
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
@@ -155,12 +160,12 @@ class DIFFormerEstimator(BaseEstimator):
             checked.eliminate_zeros()
         return checked
 
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
-        """Class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown), number of outputs, class weights."""
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
+        """Class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown), and weights of the classes."""
         raise NotImplementedError
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, graph: Any, *, embed: bool = False) -> Array:
-        """Fit a table, and return the outputs of its rows, or their states if `embed`.
+    def _fit(self, X: Any, y: Any, sample_weight: Any, graph: Any) -> Array:
+        """Fit a table, and return the predictor's answers to its rows.
 
         table → population (distinct rows with their masses) → scaled features → graph (given, of neighbours, or none)
         → trained models, chosen on held-out labels → models that remember the population.
@@ -170,58 +175,47 @@ class DIFFormerEstimator(BaseEstimator):
         x, weight = self._features(X, reset=True), None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        target, num_outputs, class_weight = self._targets(y, x, weight)
-        graph = self.graph if graph is None else graph
+        target, class_weight = self._targets(y, x, weight)
+        embed, graph = hasattr(self, "transform"), self.graph if graph is None else graph
         given = self._given(graph, X, x)
-        recipe = Recipe(self, int(has_target(target).sum()), directed=given is not None and self.directed)
+        recipe = Recipe(self, len(labelled_rows(target)), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
-        labelled = np.flatnonzero(has_target(population.target))
+        labelled, size = labelled_rows(population.target).numpy(), len(population.mass)
         if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
-        scaling = Scaling.of(population.x, population.mass, standardize=self.standardize)
+        scaling = RowScaling.of(population.x, population.mass, standardize=self.standardize)
         output_scale, targets = population.scaled_targets()
         weighted = bool((population.mass != population.mass[0]).any())
         mass = loss_weight = torch.from_numpy(population.mass) if weighted else None
         if class_weight is not None:  # the last is of -1
             loss_weight = torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])
-        distinct = f"{population.size} distinct" if population.size < x.shape[0] else x.shape[0]
+        distinct = f"{size} distinct" if size < x.shape[0] else size
         recipe.say(f"{distinct} rows of {x.shape[1]} features, {len(labelled)} of them labelled")
         columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
         with threads_for(recipe.numbers(x.shape[0], columns)):
             scaled = scaling(population.x)
             search, nearest, sides = self._sides(graph, given, scaled)
             table = scaled if target.ndim == 2 and not embed else None
-            problem = Problem(feature_tensor(scaled), targets, num_outputs, labelled, mass, loss_weight, table)
+            problem = TableProblem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
-            linear = runs[0].linear  # all models have the same
-            fitted = self.fitted_ = Predictor(
-                scaling,
-                search=search if side == "knn" else None,
-                given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
-                softmax=target.ndim == 1,
-                temperature=judged.temperature,
-                output_scale=output_scale,
-                linear=linear if linear is None or judged.share is None else replace(linear, share=judged.share),
-            )
-            parts, states = list(fitted.parts(population.x, given, nearest if side == "knn" else None)), []
-            landmarks, count = None, self.landmarks  # the rows that represent the population where keys are kept
-            if count is None and population.size > FULL_POPULATION:
-                count = LANDMARKS
-            if count is not None and count < population.size:
-                chosen = np.random.RandomState(recipe.seed % 2**32).choice(population.size, count, replace=False)
-                landmarks = torch.from_numpy(np.sort(chosen))
-            for run in runs:
-                counted = None if run.in_batches else mass  # rows count as they did in training
-                polynomial = recipe.model["backend"] == "polynomial"
-                member, z = remember(run.model, parts, counted, polynomial=polynomial, landmarks=landmarks)
-                fitted.members.append(member)
-                states.append(z.split([rows.shape[0] for rows, _ in parts]))
-            answer = (lambda z, _: torch.cat(z, 1)) if embed else fitted.combine
-            pieces = [answer([z[i] for z in states], rows) for i, (rows, _) in enumerate(parts)]
-            answers: Array = torch.cat(pieces).numpy()[np.maximum(population.place, 0)]
+            numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}
+            numbers["temperature"] = torch.tensor(judged.temperature, dtype=torch.float64)
+            numbers["output_scale"] = output_scale
+            if runs[0].linear is not None:  # all models have the same
+                numbers |= vars(runs[0].linear) | ({} if judged.share is None else {"share": judged.share})
+            if side != "knn":
+                search = nearest = None
+            kept = None if given is None else GivenGraph(given, row_digests(x), directed=self.directed)
+            fitted = self.fitted_ = Predictor(numbers, search, kept, softmax=target.ndim == 1, embed=embed)
+            parts = list(fitted.parts(population.x, given, nearest))
+            for run in runs:  # rows count as they did in training
+                counted, landmarks = None if run.in_batches else mass, recipe.landmarks(size)
+                fitted.members.append(remember(run.model, parts, counted, landmarks))
+            with torch.no_grad():
+                answers: Array = torch.cat([fitted(*part) for part in parts]).numpy()[np.maximum(population.place, 0)]
             if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
-                answers[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
+                answers[absent] = fitted.predict(x[absent])
         self.graph_ = side
         self.n_iter_ = max(run.record.epochs for run in runs)
         self.loss_ = float(np.mean([run.record.loss for run in runs]))
@@ -229,6 +223,9 @@ class DIFFormerEstimator(BaseEstimator):
         if judged.warning is not None:
             warnings.warn(judged.warning, UserWarning, stacklevel=3)
         return answers
+
+    def _keep(self, answers: Array) -> None:
+        """Keeps what `fit` found out about its rows."""
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None without a graph."""
@@ -243,12 +240,17 @@ class DIFFormerEstimator(BaseEstimator):
         if not isinstance(graph, RowGraph):
             return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
         rows = graph.rows(X, x)
+        if unknown := int((rows < 0).sum()):
+            raise UserError(
+                f"{unknown} of {len(rows)} rows to fit are not in the table of the RowGraph; it has to be made from "
+                f"the features that reach the estimator: preprocess before RowGraph, not in a pipeline (for frames, "
+                f"the index has to be the same too)",
+                argument="graph",
+            )
         self._known_rows = graph, rows
         return receiving(graph.matrix[rows][:, rows], directed=self.directed)
 
-    def _sides(
-        self, graph: Any, given: Any, scaled: Any
-    ) -> tuple[Search | None, Tensor | None, dict[str | None, Edges]]:
+    def _sides(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None, dict[Side, EdgeList]]:
         """A search among the population, its rows' own nearest ones ``[n, k]``, and the graphs to choose from."""
         if given is not None:
             coo = given.tocoo()
@@ -258,28 +260,27 @@ class DIFFormerEstimator(BaseEstimator):
         if graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
             return None, None, {None: NO_EDGES}
         k = min(int(self.neighbours), rows)
-        search = SparseRowSearch(scaled, k) if sparse.issparse(scaled) else RowSearch(torch.from_numpy(scaled), k)
-        nearest = nearest_rows(search, scaled)
-        sides: dict[str | None, Edges] = {
-            "knn": (torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)]), None)
-        }
-        return search, nearest, {**sides, None: NO_EDGES} if graph == "auto" else sides
+        search = search_among(scaled, k)
+        nearest = search(scaled)
+        edge_index = torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)])
+        return search, nearest, {"knn": (edge_index, None)} | ({None: NO_EDGES} if graph == "auto" else {})
 
-    def _predicted(self, X: Any, graph: Any, *, embed: bool = False) -> Array:
-        """Outputs of rows, or their states if `embed`, with their edges from fitted rows."""
+    def _predicted(self, X: Any, graph: Any) -> Array:
+        """The predictor's answers to rows, with their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
         x, edges, given = self._features(X, reset=False), None, self.fitted_.given
-        if graph is not None and given is None:
-            raise UserError(
-                "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out",
-                argument="graph",
-            )
-        if graph is not None and given is not None:
-            edges = as_matrix(graph, x.shape[0], given.degree.numel())
+        if given is None:
+            if graph is not None:
+                raise UserError(
+                    "graph was given for rows to predict, but fit was given none; pass one to fit, or leave it out",
+                    argument="graph",
+                )
+        elif graph is not None:
+            edges = as_matrix(graph, x.shape[0], given.shape[0])
         elif self._known_rows is not None:
-            row_graph, rows = self._known_rows
-            edges = row_graph.edges(X, x, rows, directed=self.directed)
-        return self.fitted_.states(x, edges) if embed else self.fitted_.outputs(x, edges)
+            known, rows = self._known_rows
+            edges = edges_of(receiving(known.matrix, directed=given.directed)[:, rows], known.rows(X, x))
+        return self.fitted_.predict(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
@@ -288,13 +289,14 @@ class DIFFormerEstimator(BaseEstimator):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> Self:
-        """Reads what `save_pretrained` wrote; neither the training table nor anything executable is needed.
+        """Reads what `save_pretrained` wrote, and executes nothing from it; your own diffusivity has to be given again.
 
-        Args:
-            folder: Where it was saved.
-            diffusivity: Yours, where the estimator was fitted with one that a name does not say.
+        Raises:
+            FileNotFoundError: If a file is missing.
+            PretrainedError: If a file is damaged, of another program, or of another version of the format.
         """
-        found = load_estimator(folder, diffusivity=diffusivity)
+        kinds = {kind.__name__: kind for kind in (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)}
+        found = load_estimator(folder, kinds, diffusivity)
         if not isinstance(found, cls):
             raise PretrainedError(f"{folder} holds a {type(found).__name__}, not a {cls.__name__}")
         return found
@@ -303,7 +305,7 @@ class DIFFormerEstimator(BaseEstimator):
         """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
-        export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
+        export_program(self.fitted_, path, facts)
 
 
 def raw_columns(table: Any, name: str) -> str:
@@ -356,35 +358,16 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         super().__init__(**options)
         self.class_weight = class_weight
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = False
-        return tags
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerClassifier:
-        """Train on the labelled rows, in the context of all.
-
-        Args:
-            X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
-            y: ``[N]`` labels, -1, NaN or None where a row is unlabelled.
-            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
-            graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
-                `difformer.estimators.row_graph`.
-
-        Raises:
-            ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.
-        """
-        self.label_distributions_ = self._fit(X, y, sample_weight, graph)
-        self.temperature_ = float(self.fitted_.temperature)
-        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
-        return self
-
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         self.classes_, target = class_labels(y, x, type(self).__name__, weight)
         if self.class_weight is None:
-            return target, len(self.classes_), None
+            return target, None
         known = self.classes_[target[target >= 0]]
-        return target, len(self.classes_), compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+        return target, compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+
+    def _keep(self, answers: Array) -> None:
+        self.label_distributions_, self.temperature_ = answers, float(self.fitted_.temperature)
+        self.transduction_ = self.classes_[answers.argmax(1)]
 
     def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
@@ -399,17 +382,13 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` most probable labels; see `predict_proba`."""
-        probable = np.argmax(self.predict_proba(X, graph=graph), axis=1)
+        probable = self.predict_proba(X, graph=graph).argmax(1)
         return self.classes_[probable]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
         """Accuracy on the labelled rows; those marked as unlabelled are neither right nor wrong.
 
-        Args:
-            X: ``[M, F]`` features.
-            y: ``[M]`` labels, -1, NaN or None where a row is unlabelled.
-            sample_weight: ``[M]``.
-            graph: See `predict_proba`.
+        Arguments as in `fit` and `predict_proba`.
 
         Raises:
             ValueError: If no row is labelled.
@@ -422,17 +401,16 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
 
 # scikit-learn, and `help`, read the options off the signature.
-_shared = inspect.signature(DIFFormerEstimator.__init__)
-_own = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
-setattr(  # noqa: B010
-    DIFFormerClassifier.__init__, "__signature__", _shared.replace(parameters=[*_shared.parameters.values(), _own])
-)
+_options = [*inspect.signature(DIFFormerEstimator.__init__).parameters.values()]
+_options.append(inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None))
+DIFFormerClassifier.__init__.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
 
 
 class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
     """Semi-supervised regression, of one target or several; NaN marks what is unknown.
 
-    A prediction is the sum of a ridge regression and of what the models add to it, see `difformer.estimators.problem`.
+    A prediction is the sum of a ridge regression and of what the models add to it, see
+    `difformer.estimators.selection`.
 
     Args:
         See `DIFFormerEstimator`, also for more attributes.
@@ -448,33 +426,23 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         (442,)
     """
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerRegressor:
-        """Train on the labelled rows, in the context of all.
-
-        `y` holds ``[N]`` or ``[N, T]`` values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
-        """
-        self.transduction_ = self._shaped(self._fit(X, y, sample_weight, graph))
-        return self
-
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
-        target = target.reshape(len(target), -1)
-        return target, target.shape[1], None
+        return target.reshape(len(target), -1), None
+
+    def _keep(self, answers: Array) -> None:
+        self.transduction_ = answers[:, 0] if self.one_column_ else answers
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` or ``[M, T]`` values of rows ``X [M, F]``; `graph` as in `DIFFormerClassifier.predict_proba`."""
-        return self._shaped(self._predicted(X, graph))
+        outputs = self._predicted(X, graph)
+        return outputs[:, 0] if self.one_column_ else outputs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
         """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
 
-        Arguments as in `DIFFormerClassifier.score`; `y` holds ``[M]`` or ``[M, T]`` values, NaN where unknown.
+        Arguments as in `fit` and `DIFFormerClassifier.predict_proba`.
         """
         predicted = self.predict(X, graph=graph)
         wanted = values(y, predicted, type(self).__name__).reshape(len(predicted), -1)
@@ -485,11 +453,8 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
             each.append(r2_score(target[known], value[known], sample_weight=weight[known]))
         return float(np.mean(each))
 
-    def _shaped(self, outputs: Array) -> Array:
-        return outputs[:, 0] if self.one_column_ else outputs
 
-
-class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DIFFormerEstimator):
+class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
     """Features diffused over the population: supervised embeddings for the next step of a pipeline.
 
     An embedding is the state behind the output layer. Targets are classes or values; which of the two is inferred from
@@ -505,28 +470,18 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
         (178, 48)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerTransformer:
-        """Train on the labelled rows, in the context of all.
-
-        `y` holds labels, or values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
-        """
-        self.fit_transform(X, y, sample_weight, graph=graph)
-        return self
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, Array | None]:
+        if has_classes(y):
+            return class_labels(y, x, type(self).__name__, weight)[1], None
+        return values(y, x, type(self).__name__).reshape(x.shape[0], -1), None
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
         """`fit`, and the embeddings of the rows it was given."""
-        return self._fit(X, y, sample_weight, graph, embed=True)
-
-    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
-        if has_classes(y):
-            classes, target = class_labels(y, x, type(self).__name__, weight)
-            return target, len(classes), None
-        target = values(y, x, type(self).__name__).reshape(x.shape[0], -1)
-        return target, target.shape[1], None
+        return self._fit(X, y, sample_weight, graph)
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, n_models · hidden_channels]`` states of rows; arguments as in `DIFFormerClassifier.predict_proba`."""
-        return self._predicted(X, graph, embed=True)
+        return self._predicted(X, graph)
 
     @property
     def _n_features_out(self) -> int:

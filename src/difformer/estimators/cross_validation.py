@@ -1,10 +1,7 @@
 """Cross-validation with a graph, and scores of tables that are labelled in part.
 
-There are two ways to judge a model that sees a graph:
-
-* **inductive**: held-out rows are not there when the model is fitted. scikit-learn's own `cross_val_score`,
-  `GridSearchCV` and `CalibratedClassifierCV` do that; give the estimator ``graph=RowGraph(X, graph)``, so that every
-  fold has the edges among its rows, and held-out rows their edges from fitted ones.
+* **inductive**: held-out rows are not there when the model is fitted. scikit-learn's `cross_val_score`, `GridSearchCV`
+  and `CalibratedClassifierCV` do that; give the estimator ``graph=RowGraph(X, graph)``.
 * **transductive**: held-out rows and their edges are there, and only their labels are hidden. `cross_validate` does
   that. It is the right question if the rows to predict are known when the model is fitted.
 """
@@ -23,9 +20,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import as_array, is_labelled, settled
-
-Array = np.ndarray[Any, Any]
+from difformer.estimators.labels import Array, as_array, is_labelled, settled
 
 
 def cross_validate(
@@ -56,11 +51,10 @@ def cross_validate(
     Example:
         >>> from sklearn.datasets import load_wine
         >>> from sklearn.neighbors import kneighbors_graph
-        >>> X, y = load_wine(return_X_y=True)
         >>> from difformer import DIFFormerClassifier
+        >>> X, y = load_wine(return_X_y=True)
         >>> model = DIFFormerClassifier(steps=10, n_models=1, random_state=0)
-        >>> found = cross_validate(model, X, y, kneighbors_graph(X, 5), cv=3)
-        >>> found["test_score"].shape
+        >>> cross_validate(model, X, y, kneighbors_graph(X, 5), cv=3)["test_score"].shape
         (3,)
     """
     classes, target = is_classifier(estimator), as_array(y)
@@ -83,10 +77,8 @@ def cross_validate(
 def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]:
     """A scorer of scikit-learn's that leaves unlabelled rows out, for `cross_val_score` and `GridSearchCV`.
 
-    The scorers of scikit-learn count the mark of an unlabelled row as one more class.
-
-    Args:
-        scoring: Name of a scorer, such as ``"roc_auc"``, or a scorer.
+    The scorers of scikit-learn count the mark of an unlabelled row as one more class. `scoring` is the name of one,
+    such as ``"roc_auc"``, or a scorer.
 
     Example:
         >>> import numpy as np

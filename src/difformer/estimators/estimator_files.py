@@ -1,11 +1,11 @@
 """A fitted estimator on disk: as two files that carry no code, or as a program that runs without this package.
 
-**Files.** ``estimator.json`` describes it, ``context.safetensors`` holds its numbers. Neither holds the training table:
-they contain what predictions need, see `difformer.estimators.predictor`. Each file is written next to its destination
-and then renamed. Two files cannot be replaced at once, so the description holds one SHA-256 over both: a save that was
-interrupted over an older one, or a file that was changed, is refused. The hash does not protect against someone who
-writes both files on purpose. So every entry has a rule (`recipe.Rule`), every tensor a dtype, a shape and a range
-(`TENSOR_RULES`), tensors that follow from others are compared with what follows, and a row is predicted on trial.
+**Files.** ``estimator.json`` describes it, ``context.safetensors`` holds what predictions need, see
+`difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
+replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
+file that was changed, is refused. The hash does not protect against someone who writes both files on purpose. So every
+entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from others
+are compared with what follows, and a row is predicted on trial.
 
 **Program.** One ``.pt2`` file that runs where torch is and this package is not:
 
@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import math
 import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,81 +40,89 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor, nn
 
-from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
-from difformer.estimators.population import Scaling
-from difformer.estimators.predictor import Edges, GivenGraph, Member, Memory, Predictor, Search
-from difformer.estimators.problem import LinearPart
-from difformer.estimators.recipe import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
-from difformer.estimators.row_graph import RowSearch, SparseRowSearch
+from difformer.estimators.predictor import Member, Memory, Predictor, Search
+from difformer.estimators.recipe import COUNT, FINITE, FLAG, FRACTION, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS
+from difformer.estimators.row_graph import CosineSearch, GivenGraph, RowEdges, SparseRowSearch, search_among
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
+from difformer.nn.pretrained import no_larger_than
+from difformer.schema import Rule, check, one_of
 from difformer.sparse import check_scipy
 
-if TYPE_CHECKING:
-    from difformer.estimators.base import DIFFormerEstimator
+Tensors = Mapping[str, Tensor]
 
 FORMAT, FORMAT_VERSION = "difformer-estimator", 2
 DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
-LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 EXTRA, SUFFIX = "difformer.json", ".pt2"
+CSR = ("data", "indices", "indptr")
+# What a layer keeps of its population, by the form of its diffusivity; keys and values, or moments, for other forms.
+SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"sums"}, "constant": {"sums"}}
 
 
-def _are_labels(v: Any) -> bool:
-    return isinstance(v, list) and all(isinstance(label, str | int | float) for label in v)
+def _is_named(value: Any) -> bool:
+    if isinstance(value, dict) or (isinstance(value, str) and is_place(value)):  # a file has nothing imported
+        own = value.get("own") if isinstance(value, dict) else value
+        raise PretrainedError(
+            f"the estimator was fitted with a custom diffusivity, {own!r}, which a file cannot hold; pass it again: "
+            f"from_pretrained(folder, diffusivity=…)"
+        )
+    return isinstance(value, str | Diffusivity)
 
 
-def _is_table(v: Any, *names: str) -> bool:
-    return isinstance(v, dict) and v.keys() == set(names)
-
-
-def _are_class_weights(v: Any) -> bool:
-    if not (_is_table(v, "labels", "weights") and _are_labels(v["labels"]) and _are_labels(v["weights"])):
-        return False
-    return len(v["labels"]) == len(v["weights"]) and all(map(NOT_NEGATIVE.holds, v["weights"]))
-
-
-LABELS = Rule(
-    lambda v: _is_table(v, "dtype", "values") and LABEL_DTYPE.fullmatch(str(v["dtype"])) and _are_labels(v["values"]),
-    "a dtype of labels and a list of values",
-)
-TABLE = Rule(lambda value: isinstance(value, dict), "a table")
-SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
-
-# What only some estimators have; their class says the rest.
-ENTRIES_OF: dict[str, dict[str, Rule]] = {
-    "DIFFormerClassifier": {"classes_": LABELS, "softmax": one_of(True)},
-    "DIFFormerRegressor": {"softmax": one_of(False)},
-    "DIFFormerTransformer": {},
-}
-PARAMS_OF = {"DIFFormerClassifier": {"class_weight": Rule(lambda v: v in (None, "balanced") or _are_class_weights(v),
-                                                          "None, balanced, or as many labels as weights")}}  # fmt: skip
-FACTS_OF = {"DIFFormerRegressor": {"one_column_": FLAG}}
-ENTRIES: dict[str, Rule] = {
-    "estimator": one_of(*ENTRIES_OF), "format": one_of(FORMAT), "format_version": one_of(FORMAT_VERSION),
-    "params": TABLE, "facts": TABLE, "model": TABLE, "members": COUNT, "softmax": FLAG, "directed": FLAG,
-    "neighbours": COUNT.or_none(), "sparse_shape": SHAPE.or_none(),
-}  # fmt: skip
-PARAMS: dict[str, Rule] = {
-    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": Rule(lambda v: isinstance(v, str), "a text"),
+NAMED = Rule(_is_named, "a name or a Diffusivity")
+LIST = Rule(lambda v: isinstance(v, list) and all(isinstance(one, str | int | float) for one in v), "a list of labels")
+LABELS = {"dtype": Rule(lambda v: LABEL_DTYPE.fullmatch(str(v)), "a dtype of labels"), "values": LIST}
+PARAMS: dict[str, Any] = {
+    **OPTIONS,
+    "diffusivity": NAMED,
+    "graph": one_of(None, "knn", "auto"),
+    "device": str,
     "random_state": Rule(lambda v: type(v) is int and 0 <= v < 2**32, "a seed").or_none(),
     "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
-}  # fmt: skip
-FACTS: dict[str, Rule] = {
-    "n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT, "loss_": FINITE,
+}
+FACTS: dict[str, Any] = {
+    "n_features_in_": COUNT,
+    "graph_": one_of("knn", "given", None),
+    "n_iter_": COUNT,
+    "loss_": FINITE,
     "validation_loss_": FINITE.or_none(),
-}  # fmt: skip
-MODEL: dict[str, Rule] = {
-    **{name: OPTIONS[name] for name in ("hidden_channels", "num_layers", "num_heads", "diffusivity", "step_size",
-                                        "source_weight", "graph_weight", "backend")},
-    "in_channels": COUNT, "out_channels": COUNT, "dropout": SHARE, "transform": FLAG,
-    "graph_norm": one_of("gcn", "random_walk"), "norm": one_of(True), "residual": one_of(True),
-    "activation": one_of(None), "qk_norm": one_of("row"), "tied_qk": one_of(False),
-    "initialisation": one_of("identity"),
-}  # fmt: skip
+}
+MODEL: dict[str, Any] = {  # the rest keep their defaults
+    **{name: one_of(option.default) for name, option in inspect.signature(DIFFormer).parameters.items()},
+    **{name: OPTIONS[name] for name in MODEL_OPTIONS},
+    **dict.fromkeys(("in_channels", "out_channels"), COUNT),
+    "diffusivity": NAMED,
+    "dropout": FRACTION,
+    "transform": FLAG,
+    "graph_norm": one_of("gcn", "random_walk"),
+}
+del MODEL["checkpoint"]  # says how a model is computed, not what it is
+SCHEMA: dict[str, Any] = {
+    "params": PARAMS,
+    "facts": FACTS,
+    "model": MODEL,
+    "members": COUNT,
+    **dict.fromkeys(("softmax", "directed"), FLAG),
+    "neighbours": COUNT.or_none(),
+    "sparse_shape": Rule(
+        lambda v: isinstance(v, list) and list(map(COUNT.holds, v)) == [True] * 2, "a shape"
+    ).or_none(),
+}
+# What only some kinds of estimators have, or have otherwise.
+OF_KIND: dict[str, dict[str, Any]] = {
+    "DIFFormerClassifier": {
+        "params": {**PARAMS, "class_weight": ({"balanced"}, None, dict)},
+        "classes_": LABELS,
+        "softmax": one_of(True),
+    },
+    "DIFFormerRegressor": {"facts": {**FACTS, "one_column_": FLAG}, "softmax": one_of(False)},
+    "DIFFormerTransformer": {},
+}
+OPTIONAL: dict[str, Any] = {"feature_names_in_": LABELS, "rows": COUNT}
 
 # Tensors by name, numbers in names left out: dtype, axes, range. A letter stands for a size: F columns, T outputs, n
 # fitted rows with a graph, N rows of the table, H heads, C channels, V and K one more than channels of values and keys.
@@ -143,28 +152,12 @@ TENSOR_RULES: dict[str, tuple[str, str, str]] = {
     "members.memories.values": ("float32", "pHC", ""),
     "members.memories.weight": ("float32", "p", "of at least 0"),
 }
-RANGES = {
-    "": (-math.inf, math.inf),
-    "above 0": (math.nextafter(0, 1), math.inf),
-    "of at least 0": (0, math.inf),
-    "from 0 to 1": (0, 1),
-}
+RANGES = {"": -math.inf, "above 0": math.nextafter(0, 1), "of at least 0": 0, "from 0 to 1": 0}
 
 
-class _Tensors(dict[str, Tensor]):
-    """Tensors of a file, by name."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise UserError(f"tensor {name} is missing")
-
-    def below(self, start: str) -> _Tensors:
-        return _Tensors((name.removeprefix(start), value) for name, value in self.items() if name.startswith(start))
-
-
-def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
+def save_estimator(estimator: Any, folder: str | Path) -> None:
     """Writes a fitted estimator into `folder`, which is made where it does not exist."""
-    fitted = estimator.fitted_
-    model: Any = fitted.members[0].model
+    fitted, model = estimator.fitted_, estimator.fitted_.members[0].model
     facts = [name for name in (*FACTS, "one_column_") if hasattr(estimator, name)]
     description: dict[str, Any] = {
         "format": FORMAT,
@@ -179,16 +172,13 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         "neighbours": None if fitted.search is None else fitted.search.k,
         "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseRowSearch) else None,
     }
-    for name in TEXTS:
-        if hasattr(estimator, name):
-            array = getattr(estimator, name)
-            description[name] = {"dtype": array.dtype.str, "values": plain_list(array)}
+    texts = {name: getattr(estimator, name) for name in TEXTS if hasattr(estimator, name)}
+    description |= {name: {"dtype": text.dtype.str, "values": plain_list(text)} for name, text in texts.items()}
     tensors = {name: value.contiguous() for name, value in fitted.state_dict().items()}
-    for name in ("label_distributions_", "transduction_"):
-        array = getattr(estimator, name, None)
-        if array is not None and array.dtype == np.float64:
-            tensors[f"of.{name}"] = torch.from_numpy(array.copy())
-            description["rows"] = len(array)
+    name = "label_distributions_" if hasattr(estimator, "classes_") else "transduction_"
+    if hasattr(estimator, name):
+        tensors[f"of.{name}"] = torch.from_numpy(getattr(estimator, name).copy())
+        description["rows"] = len(getattr(estimator, name))
     content = save_tensors(tensors, metadata={"format": FORMAT})
     # Both files are complete in memory before the first is written.
     text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
@@ -209,7 +199,7 @@ def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option as JSON has it; what it has no word for is left out."""
+    """An option as JSON can hold it; None if it cannot."""
     if isinstance(value, Diffusivity):
         return value.name if value.is_named() else {"own": value.name}
     if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
@@ -218,26 +208,22 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
-    """Reads what `save_estimator` wrote; a custom diffusivity has to be given again.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        PretrainedError: If a file is damaged, of another program, or of another version of the format.
-    """
+def load_estimator(folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None) -> Any:
+    """Reads what `save_estimator` wrote; `kinds` are the estimators by name."""
     description, tensors = _read(Path(folder))
     try:
-        return _estimator(description, tensors, diffusivity)
+        return _estimator(description, tensors, kinds, diffusivity)
     except PretrainedError as error:
         raise PretrainedError(f"{folder}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
-        found = str(error).replace("\n", " ")[:500]
+        found = f"tensor {error.args[0]} is missing" if isinstance(error, KeyError) else str(error).replace("\n", " ")
         raise PretrainedError(
-            f"{folder}: damaged, or not written by this version of difformer: {found}; fit and save the estimator again"
+            f"{folder}: damaged, or not written by this version of difformer: {found[:500]}; "
+            f"fit and save the estimator again"
         ) from error
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], _Tensors]:
+def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
     for name in (DESCRIPTION, TENSORS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -257,63 +243,55 @@ def _read(folder: Path) -> tuple[dict[str, Any], _Tensors]:
             f"{path}: written in format version {reprlib.repr(version)}; this difformer reads version "
             f"{FORMAT_VERSION}: {'upgrade difformer' if newer else 'fit and save the estimator again'}"
         )
-    if description.pop(HASH, None) != _digest(description, content):
+    if description.get(HASH) != _digest(description, content):
         raise PretrainedError(
             f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
             f"was changed. Save the estimator again"
         )
     try:
-        return description, _Tensors(load_tensors(content))
+        return description, load_tensors(content)
     except SafetensorError as error:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
 
 
-def _estimator(description: dict[str, Any], tensors: _Tensors, own: Diffusivity | None) -> DIFFormerEstimator:
-    from difformer import estimators
-
-    name: Any = description.get("estimator")
-    ENTRIES["estimator"].check("estimator", name)
-    optional = {key: rule for key, rule in (("feature_names_in_", LABELS), ("rows", COUNT)) if key in description}
-    check_all({**ENTRIES, **optional, **ENTRIES_OF[name]}, description)
+def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None) -> Any:
+    """An estimator from files whose hash is right and whose content may still be anything."""
+    kind: Any = description.get("estimator")
+    check(kind, one_of(*OF_KIND), "estimator")
+    for known in ("format", "format_version", "estimator", HASH):
+        del description[known]
+    for entry in ("params", "model") if own is not None else ():
+        description.get(entry, {})["diffusivity"] = own
+    optional = {entry: rule for entry, rule in OPTIONAL.items() if entry in description}
+    check(description, {**SCHEMA, **optional, **OF_KIND[kind]}, closed=True)
     params, config, facts = description["params"], description["model"], description["facts"]
-    if own is not None:
-        params["diffusivity"] = config["diffusivity"] = own
-    for named in (config.get("diffusivity"), params.get("diffusivity")):
-        if isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file has nothing imported
-            own_name = named.get("own") if isinstance(named, dict) else named
-            raise PretrainedError(
-                f"the estimator was fitted with a custom diffusivity, {own_name!r}, which a file cannot hold; pass it "
-                f"again: from_pretrained(folder, diffusivity=…)"
-            )
-    check_all({**PARAMS, **PARAMS_OF.get(name, {})}, params, "params.")
-    check_all({**FACTS, **FACTS_OF.get(name, {})}, facts, "facts.")
-    check_all(MODEL, config, "model.")
     as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
     if isinstance(weights := params.get("class_weight"), dict):
+        check(weights, {"labels": LIST, "weights": [NOT_NEGATIVE]}, "params.class_weight", closed=True)
+        if len(weights["labels"]) != len(weights["weights"]):
+            raise UserError("params.class_weight must be as many labels as weights")
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
-    estimator: Any = getattr(estimators, name)(**params)
+    estimator: Any = kinds[kind](**params)
     facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
     for fact, value in facts.items():
         setattr(estimator, fact, value)
-    fitted = estimator.fitted_ = _predictor(description, tensors)
-    if name == "DIFFormerClassifier":
-        if len(estimator.classes_) != config["out_channels"]:
-            raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
-        estimator.label_distributions_ = tensors["of.label_distributions_"].numpy()
-        estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
-        estimator.temperature_ = float(fitted.temperature)
-    elif name == "DIFFormerRegressor":
+    if kind == "DIFFormerClassifier" and len(estimator.classes_) != config["out_channels"]:
+        raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+    fitted = estimator.fitted_ = _predictor(kind, description, tensors)
+    if kind == "DIFFormerClassifier":
+        estimator._keep(tensors["of.label_distributions_"].numpy())
+    elif kind == "DIFFormerRegressor":
         estimator.transduction_ = tensors["of.transduction_"].numpy()
     rows = np.zeros((2, config["in_channels"]))
-    rows[1] = 0.0 if fitted.scaling.shift is None else fitted.scaling.shift
-    trial = fitted.outputs(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.degree.numel())))
+    rows[1] = 0.0 if fitted.shift is None else fitted.shift.numpy()
+    trial = fitted.predict(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.shape[0])))
     if not np.isfinite(trial).all():
         raise UserError("the weights give predictions that are not finite")
     return estimator
 
 
-def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
     """Every tensor is known and has its dtype, shape and range."""
     config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
     graph, channels, columns = facts["graph_"], config["hidden_channels"], facts["n_features_in_"]
@@ -327,18 +305,18 @@ def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
     for name, value in sorted(tensors.items()):
         short = re.sub(r"\.\d+(?=\.)", "", name)
-        weights = short.startswith("members.model.")
+        weights = short.startswith("members.model.")  # whose shapes are those of the model
         if not weights and short not in TENSOR_RULES:
             raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
         dtype, axes, words = ("float64", "", "") if weights else TENSOR_RULES[short]
-        axes = "N" if name == "of.transduction_" and facts.get("one_column_") else axes
+        axes = "N" if name == "of.transduction_" and facts.get("one_column_", True) else axes
         if not str(value.dtype).removeprefix("torch.").startswith(dtype):
             raise UserError(f"{name} must hold {dtype}, got {value.dtype}")
         expected = [sizes.setdefault(axis, size) for axis, size in zip(axes, value.shape, strict=False)]
         if not weights and (value.ndim != len(axes) or list(value.shape) != expected):
             shape = ", ".join(str(sizes.get(axis, "any")) for axis in axes)
             raise UserError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
-        low, high = RANGES[words]
+        low, high = RANGES[words], 1 if words == "from 0 to 1" else math.inf
         if value.numel() and not (value.isfinite().all() and value.min() >= low and value.max() <= high):
             found = f"{float(value.min()):g} to {float(value.max()):g}"
             raise UserError(f"{name} must be finite numbers {words}, got {found}")
@@ -366,135 +344,95 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _predictor(description: dict[str, Any], tensors: _Tensors) -> Predictor:
-    k, shape, directed = description["neighbours"], description["sparse_shape"], description["directed"]
+def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Predictor:
+    """The predictor that the tensors describe; they must be all that it holds, to the bit."""
+    k, shape, graph = description["neighbours"], description["sparse_shape"], description["facts"]["graph_"]
     search: Search | None = None
-    given, linear = None, None
+    given = None
     if k is not None:
-        rows = shape[0] if shape else len(tensors["search.points"])
-        if k > rows:
-            raise UserError(f"{k} neighbours are asked of {rows} rows")
-        dense = shape is None
-        search = RowSearch(tensors["search.points"], k) if dense else SparseRowSearch(_csr(tensors, "search", shape), k)
-    elif description["facts"]["graph_"] == "given":
+        points = tensors["search.points"].numpy() if shape is None else _csr(tensors, "search", shape)
+        if k > points.shape[0]:
+            raise UserError(f"{k} neighbours cannot be found among {points.shape[0]} rows")
+        search = search_among(points, k)
+    elif graph == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
-        if not directed and (matrix != matrix.T).nnz:
+        if not description["directed"] and (matrix != matrix.T).nnz:
             raise UserError("given.data must weigh both directions of an edge equally, unless directed is true")
-        given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=directed)
-    if description["estimator"] == "DIFFormerRegressor":
-        linear = LinearPart(*(tensors[name] for name in ("coefficients", "intercepts", "share")))
-    fitted = Predictor(
-        Scaling(tensors["shift"].numpy() if "shift" in tensors else None, tensors["scale"].numpy()),
-        search=search,
-        given=given,
-        softmax=description["softmax"],
-        temperature=float(tensors["temperature"]),
-        output_scale=None if description["softmax"] else tensors["output_scale"],
-        linear=linear,
-    )
-    numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
-    if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
-        raise UserError(f"{description['members']} members are described, {len(numbers)} are there")
-    tol = DEFAULT_TOL if description["params"]["backend"] == "polynomial" else None
-    for number in range(len(numbers)):
-        own = tensors.below(f"members.{number}.")
-        fitted.members.append(_member(description["model"], own, tol, description["facts"]["graph_"]))
+        given = GivenGraph(matrix, tensors["given.digests"].numpy(), directed=description["directed"])
+    names = ["scale", "temperature", *([] if description["softmax"] else ["output_scale"])]
+    names += ["coefficients", "intercepts", "share"] if kind == "DIFFormerRegressor" else []
+    numbers = {"shift": tensors.get("shift"), **{name: tensors[name] for name in names}}
+    fitted = Predictor(numbers, search, given, softmax=description["softmax"], embed=kind == "DIFFormerTransformer")
+    members = {name.split(".")[1] for name in tensors if name.startswith("members.")}
+    if description["members"] != len(members):
+        raise UserError(f"{description['members']} members are described, {len(members)} are there")
+    for number in range(len(members)):
+        own = _below(tensors, f"members.{number}.")
+        fitted.members.append(_member(description["model"], own, with_edges=graph is not None))
     state = fitted.state_dict()
-    if unknown := [name for name in tensors if name not in state and not name.startswith("of.")]:
-        raise UserError(f"tensor {unknown[0]} is unknown")
-    for name, value in state.items():
-        if not torch.equal(value, tensors[name]):
+    for name in {**tensors, **state}:
+        if name not in state and not name.startswith("of."):
+            raise UserError(f"tensor {name} is unknown")
+        if name in state and not torch.equal(state[name], tensors[name]):
             raise UserError(f"tensor {name} does not fit the others")
     return fitted
 
 
-def _csr(tensors: _Tensors, name: str, shape: Any) -> Any:
+def _below(tensors: Tensors, start: str) -> dict[str, Tensor]:
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
     """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
-    parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
-    matrix = sparse.csr_array(parts, shape=tuple(shape))
+    matrix = sparse.csr_array(tuple(tensors[f"{name}.{part}"].numpy() for part in CSR), shape=tuple(shape))
     check_scipy(matrix)
     return matrix
 
 
-def _member(config: dict[str, Any], tensors: _Tensors, tol: float | None, graph: str | None) -> Member:
-    weights = tensors.below("model.")
-    # Sizes are checked against the tensors before anything is made of them.
-    layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
-    if config["num_layers"] != len(layers):
-        raise UserError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
+def _member(config: dict[str, Any], tensors: Tensors, *, with_edges: bool) -> Member:
+    weights = _below(tensors, "model.")
     # The diffusivity is made outside, because it is probed with numbers when it is made.
     with_diffusivity = {**config, "diffusivity": as_diffusivity(config["diffusivity"])}
-    with torch.device("meta"):
+    with no_larger_than(weights), torch.device("meta"):
         model = DIFFormer(**with_diffusivity).double().eval()
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
     memories = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        kept, summary = tensors.below(f"memories.{k}."), {"keys", "values"}
-        if layer.diffusivity is None or layer.form == "identity":
-            summary = set()
-        elif layer.form in ("simple", "constant"):
-            summary = {"sums"}
-        elif tol is not None:
-            summary = {"moments"}
-        optional = ({"sent"} if graph is not None else set()) | ({"weight"} if "keys" in summary else set())
-        if not summary <= kept.keys() <= summary | optional:
-            expected = ", ".join(sorted(summary)) or "nothing"
+        kept = _below(tensors, f"memories.{k}.")
+        needed = SUMMARIES.get(layer.form, {"moments"} if layer.backend == "polynomial" else {"keys", "values"})
+        optional = ({"sent"} if with_edges else set()) | ({"weight"} if "keys" in needed else set())
+        if not needed <= kept.keys() <= needed | optional:
+            expected = ", ".join(sorted(needed)) or "nothing"
             raise UserError(f"layer {k} must keep {expected} of its population, got {', '.join(sorted(kept))}")
-        memories.append(Memory(kept, layer, tol))
+        memories.append(Memory(kept, layer))
     return Member(model, memories)
 
 
 class Program(nn.Module):
-    """What is exported: plain tensor operations on whole batches, for outputs or, if `states`, for embeddings."""
+    """What is exported: plain tensor operations on whole batches."""
 
-    degree: Tensor | None
-
-    def __init__(self, fitted: Predictor, *, states: bool) -> None:
+    def __init__(self, fitted: Predictor) -> None:
         super().__init__()
-        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
-        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
-        self.directed = fitted.given is not None and fitted.given.directed
-        # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
-        self.fitted, self.states = copy.deepcopy(fitted), states
+        self.search = CosineSearch(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
+        self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
+        # A program needs neither a given graph's edges nor the fingerprints of its rows.
+        self.fitted = copy.deepcopy(fitted)
         self.fitted.given = self.fitted.search = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
         x, edges = x.double(), None
         x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
-        if self.degree is not None and edge_index is not None and edge_weight is not None:
-            degree = None if self.directed else self.degree
-            edges = Edges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], degree)
+        if edge_index is not None and edge_weight is not None:
+            edges = RowEdges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], self.degree)
         elif self.search is not None:
-            edges = Edges.nearest(self.search(x))
-        states = [member.states(x, edges) for member in fitted.members]
-        return torch.cat(states, 1) if self.states else fitted.combine(states, x)
+            edges = RowEdges.nearest(self.search(x))
+        return fitted(x, edges)
 
 
-class Cosine(nn.Module):
-    """`SparseRowSearch` on dense rows, in plain tensor operations."""
-
-    points: Tensor
-
-    def __init__(self, search: SparseRowSearch) -> None:
-        super().__init__()
-        if search.shape[0] * search.shape[1] > LARGEST_DENSE:
-            raise UserError(
-                f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
-                f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
-            )
-        self.register_buffer("points", nn.functional.normalize(torch.from_numpy(search.points.toarray()), dim=1))
-        self.k = search.k
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Rows of equal cosine: the smaller index first, as the search itself has it.
-        order = (-(nn.functional.normalize(x, dim=1) @ self.points.T)).sort(dim=1, stable=True).indices
-        return order[:, : self.k]
-
-
-def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
+def export_program(fitted: Predictor, path: str | Path, facts: dict[str, Any]) -> None:
     """Writes the program to a ``.pt2`` file, whole or not at all; `facts` are what ``difformer.json`` in it holds."""
     if Path(path).suffix != SUFFIX:
         raise UserError(
@@ -508,6 +446,6 @@ def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: 
         count = torch.export.Dim("edges", min=1)
         shapes += ({1: count}, {0: count})
     with torch.no_grad():
-        program = torch.export.export(Program(fitted, states=states), args, dynamic_shapes=shapes)
+        program = torch.export.export(Program(fitted), args, dynamic_shapes=shapes)
     with atomic_write(path) as stream:
         torch.export.save(program, stream, extra_files={EXTRA: json.dumps(facts)})

@@ -1,9 +1,9 @@
 """Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but where all other labels
+objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but if all other labels
 are numbers, words such as ``"none"`` mark unlabelled rows, and a warning says so: the rule of
-`difformer.data.own.targets`. Where -1 and 1 are the only labels they are two classes, as support vector machines write
+`difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector machines write
 them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely
 a -1 that numpy turned into text, and is refused.
 """
@@ -19,13 +19,13 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_consistent_length
 
+from difformer.data import is_missing
 from difformer.data.own.targets import gap_words, label_text
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
 UNLABELLED = -1
-NO_VALUE = ("NAType", "NaTType")  # pandas' marks, known by name: pandas itself is not needed
 
 
 def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tuple[Array, Array]:
@@ -67,7 +67,7 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
 def has_classes(y: Any) -> bool:
     """Whether targets are classes rather than values."""
     array = as_array(y)
-    if array.ndim != 1 and not (array.ndim == 2 and array.shape[1] == 1):
+    if array.ndim != 1 and array.shape[1:] != (1,):
         return False
     known = settled(array.ravel()[is_labelled(array.ravel())])
     return known.size == 0 or type_of_target(known, input_name="y") in ("binary", "multiclass")
@@ -76,14 +76,13 @@ def has_classes(y: Any) -> bool:
 def values(y: Any, x: Any, name: str) -> Array:
     """``[N]`` or ``[N, T]`` float64, as many axes as `y` has, NaN where unknown."""
     array = as_array(y)
-    if array.dtype.kind == "O":
-        filled = [np.nan if type(value).__name__ in NO_VALUE else value for value in array.ravel()]
-        array = np.array(filled, dtype=object).reshape(array.shape)
     if array.ndim not in (1, 2):
         raise UserError(f"y must have shape (n_samples,) or (n_samples, n_targets), got {array.shape}")
     try:
         if array.dtype.kind in "cmM":
             raise TypeError(f"got {array.dtype}")
+        if array.dtype.kind == "O":
+            array = np.array([np.nan if is_missing(v) else v for v in array.ravel()]).reshape(array.shape)
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise UserError(f"y must hold numbers, NaN where a row is unlabelled: {error}") from error
@@ -95,25 +94,23 @@ def values(y: Any, x: Any, name: str) -> Array:
         where = f": all {len(array)} rows are unlabelled"
         if array.ndim == 2:
             where = f" in column {', '.join(map(str, unknown))} of {array.shape[1]}; leave such a column out"
-        raise UserError(f"Input y contains NaN alone{where}. {name} needs a labelled row for every target")
+        raise UserError(f"Input y contains only NaN{where}. {name} needs a labelled row for every target")
     return array
 
 
 def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = False) -> Array:
     """``[N]`` bool; `classes` are those of a fitted model, which count with the labels; `warn` says what is guessed."""
-    kind, everything = labels.dtype.kind, np.ones(len(labels), dtype=bool)
-    fitted = [] if classes is None else classes.tolist()
-    said, known = None, everything
+    kind, fitted, said = labels.dtype.kind, [] if classes is None else classes.tolist(), ""
+    known = ~np.isnat(labels) if kind in "mM" else np.ones(len(labels), dtype=bool)
     if kind in "iuf" and UNLABELLED not in fitted:
-        # With -1 for unlabelled rows there would be one class alone.
-        signs = classes is None and kind in "if" and np.array_equal(np.unique(labels), [-1, 1])
-        known = everything if signs else (labels != UNLABELLED) & ~np.isnan(labels)
-        said = signs and (
-            "y holds -1 and 1 alone: both are taken for classes. Where there is any other label, -1 marks unlabelled "
-            "rows; to mark them here, write NaN"
-        )
-    elif kind in "mM":
-        known = ~np.isnat(labels)
+        # If -1 marked unlabelled rows there would be one class only.
+        if classes is None and kind in "if" and np.array_equal(np.unique(labels), [-1, 1]):
+            said = (
+                "y holds only -1 and 1, which are read as two classes. If there is any other label, -1 marks "
+                "unlabelled rows; to mark them here, write NaN"
+            )
+        else:
+            known = (labels != UNLABELLED) & ~np.isnan(labels)
     elif kind in "USO" and UNLABELLED not in fitted:
         listed = labels.tolist()
         if kind in "US" and {"-1", b"-1"} & set(listed):
@@ -121,7 +118,11 @@ def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = Fal
                 "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
                 "None or NaN in it: numpy.array([...], dtype=object)"
             )
-        words, others = _words(listed, fitted)
+        # Words such as "none" mark unlabelled rows if all other labels are numbers.
+        given = [label for label in listed if not _is_mark(label)]
+        texts = {label for label in given if isinstance(label, str | bytes) and label not in fitted}
+        words = gap_words([label_text(label) for label in texts])[0]
+        others = gap_words([*words, *map(label_text, [*given, *fitted])])[1] if words else ""
         known = np.array([not _is_mark(label, words if others else ()) for label in listed], dtype=bool)
         said = others and (
             f"labels {', '.join(map(repr, words))} of y were read as unlabelled, since all others are {others}; "
@@ -132,29 +133,18 @@ def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = Fal
     return known
 
 
-def _words(labels: list[Any], fitted: list[Any]) -> tuple[list[str], str]:
-    """Words such as ``none`` among texts, and what all other labels are where such words mark unlabelled rows."""
-    known = [label for label in labels if not _is_mark(label)]
-    texts = {label for label in known if isinstance(label, str | bytes)}
-    words, _ = gap_words([label_text(label) for label in texts if label not in fitted])
-    return words, gap_words([*words, *map(label_text, [*known, *fitted])])[1] if words else ""
-
-
 def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
     """Whether a label marks an unlabelled row; `words` are texts that do."""
-    if label is None or type(label).__name__ in NO_VALUE:
-        return True
     if isinstance(label, str | bytes):
         return bool(words) and label_text(label) in words
-    return bool(label == UNLABELLED) or bool(label != label)
+    return is_missing(label) or bool(label == UNLABELLED)
 
 
 def settled(labels: Array) -> Array:
-    """Objects as what they all are: texts, whole numbers, …; texts among others are refused."""
+    """Objects in their common dtype: texts, whole numbers, …; a mixture of texts and others is refused."""
     if labels.dtype.kind != "O":
         return labels
-    texts = sum(isinstance(label, str) for label in labels)
-    if 0 < texts < len(labels):
+    if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
         kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
         raise UserError(
             f"labels in y are of kinds that have no common order: {kinds}; make them all texts or all "
@@ -164,7 +154,7 @@ def settled(labels: Array) -> Array:
 
 
 def as_array(y: Any) -> Array:
-    """Targets as an array, no value of which was converted.
+    """Targets as an array, without converting any value.
 
     Numpy turns a NaN among texts in a list into the text ``"nan"``, and series with gaps turn whole numbers into
     floats; such targets are returned as objects.

@@ -1,8 +1,8 @@
 r"""The population that an estimator diffuses over: distinct rows with their masses, fingerprints and scaling.
 
 **Mass.** Rows that agree in features and target become one row whose mass m_j is the sum of their weights; rows of
-weight zero are left out. The order is that of the rows' fingerprints, so neither the order of a table nor the way in
-which it says "twice" changes a result by a single bit. Every all-pair sum counts row j with its mass,
+weight zero are left out. They are sorted by their fingerprints, so neither the order of a table nor a repetition in
+place of a weight changes a result by a single bit. Every all-pair sum counts row j with its mass,
 
     P_i = Σ_j m_j g(q_iᵀk_j) v_j / Σ_l m_l g(q_iᵀk_l).
 
@@ -20,9 +20,9 @@ once for each of two families of s_j: 128 bits in all, so that two different row
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
 all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
-pixels are. Constant columns are only centred. Beside numbers, indicators (columns that hold 0 and 1 alone) stay as they
-are and have no part in σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep
-their zeros: all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
+pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are and are
+left out of σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep their zeros:
+all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -51,10 +51,6 @@ class Population:
     mass: Array  # [n]
     place: Array  # [N] where each row of the table went, -1 for rows of weight zero
 
-    @property
-    def size(self) -> int:
-        return self.x.shape[0]
-
     def scaled_targets(self) -> tuple[Tensor | None, Tensor]:
         """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
         if self.target.ndim == 1:
@@ -68,13 +64,8 @@ class Population:
         return torch.from_numpy(scale), torch.from_numpy(((self.target - scale[0]) / scale[1]).astype(np.float32))
 
 
-def has_target(target: Array) -> Array:
-    """``[N]`` which rows have a target, or at least one of several."""
-    return np.asarray(target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1))
-
-
 def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) -> Population:
-    """The population of a table; `join` is False where rows are nodes of a graph, which keep apart and in order."""
+    """The population of a table; `join` is False if rows are nodes of a graph, which are not joined or sorted."""
     count = x.shape[0]
     weight = np.ones(count) if weight is None else np.asarray(weight, dtype=np.float64)
     if not join:
@@ -84,17 +75,15 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
     for column in target.reshape(count, -1)[kept].T:
         targets = mix(targets) + mix((column.astype(np.float64) + 0.0).view(np.uint64))
     # By features first: the unit in which targets are given does not change the order.
-    order = np.lexsort((kept, targets, digest[:, 1], digest[:, 0]))
-    ranked = np.column_stack([digest, targets])[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (ranked[1:] != ranked[:-1]).any(1)
-    group, place, chosen = np.cumsum(first) - 1, np.full(count, -1), kept[order[first]]
-    place[kept[order]] = group
-    return Population(x[chosen], target[chosen], np.bincount(group, weights=weight[kept][order]), place)
+    columns = np.column_stack([digest, targets])
+    _, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    place, chosen = np.full(count, -1), kept[first]
+    place[kept] = group = group.ravel()
+    return Population(x[chosen], target[chosen], np.bincount(group, weights=weight[kept]), place)
 
 
 def mix(x: Array) -> Array:
-    """A bijection of 64-bit numbers that leaves no bit of the result without a share of every bit of `x`."""
+    """A bijection of 64-bit numbers in which every bit of the result depends on every bit of `x`."""
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return x ^ (x >> np.uint64(33))
@@ -120,7 +109,7 @@ def find_rows(digests: Array, among: Array) -> Array:
     """``[M]``: for every digest the first row of `among` that has it, -1 where there is none."""
     order = np.lexsort((among[:, 1], among[:, 0]))
     known = among[order]
-    # Two 64-bit halves as one sortable thing: structured arrays compare field by field.
+    # Two 64-bit halves as one sortable value: structured arrays compare field by field.
     halves = np.dtype([("first", np.uint64), ("second", np.uint64)])
     known_pairs, pairs = (np.ascontiguousarray(part).view(halves).ravel() for part in (known, digests))
     place = np.minimum(np.searchsorted(known_pairs, pairs), len(known) - 1)
@@ -128,33 +117,33 @@ def find_rows(digests: Array, among: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class RowScaling:
     """What features are shifted and divided by."""
 
     shift: Array | None  # [F]; None for features that keep their zeros
     scale: Array  # [F]
 
     @staticmethod
-    def of(x: Any, mass: Array, *, standardize: bool = True) -> Scaling:
-        """The scaling that a population asks for; with `standardize` False, none."""
+    def of(x: Any, mass: Array, *, standardize: bool = True) -> RowScaling:
+        """The scaling of a population; the identity if `standardize` is False."""
         features, share = x.shape[1], mass / mass.sum()
         if not standardize:
-            return Scaling(None, np.ones(features))
+            return RowScaling(None, np.ones(features))
         if sparse.issparse(x):
             square = float(share @ np.asarray(x.multiply(x).sum(1)).ravel()) / features
-            return Scaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
+            return RowScaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
         shift = share @ x
-        # One block of rows after the other: a second copy of a large table is not needed to square it.
+        # Block by block, so that a large table is not copied.
         blocks = [slice(i, i + 4096) for i in range(0, x.shape[0], 4096)]
         square = sum(share[rows] @ np.square(x[rows] - shift) for rows in blocks)
         constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), TINY)
         indicator = ~constant & np.all([((x[rows] == 0) | (x[rows] == 1)).all(0) for rows in blocks], axis=0)
-        indicator &= not (constant | indicator).all()  # alone, they are scaled like other columns
+        indicator &= not (constant | indicator).all()  # if there are no other columns, they are scaled too
         left = constant | indicator
         own = np.where(left, 1.0, square)
         common = square[~left].mean() if not left.all() else 1.0
         shift = np.where(indicator, 0.0, shift)
-        return Scaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
+        return RowScaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
 
     def __call__(self, x: Any) -> Any:
         """Scaled features, float64; dense stays dense, CSR stays CSR."""

@@ -5,48 +5,35 @@ A rule serves twice: for an option when an estimator is fitted, and for an entry
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-import reprlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils import check_random_state
+from torch import Tensor
 
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.summary import LINEAR
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.nn import DIFFormer
+from difformer.schema import Rule, check, one_of
 from difformer.training import TrainConfig
 
-ENOUGH = 500  # labelled rows from which a share is held out once, and no dropout is needed
+ENOUGH = 500  # labelled rows from which a share is held out once, without dropout
 DROPOUT = 0.2  # with fewer
-LONGER = 3  # times as many steps where held-out rows choose the epoch
-LOOKS = 20  # evaluations of a run, each of which costs about half as much as a step
-WHOLE = 20_000  # rows that are trained on at once where pairs are compared one by one
+LONGER = 3  # times as many steps if held-out rows choose the epoch
+LOOKS = 20  # evaluations per run; each costs about half as much as a step
+WHOLE = 20_000  # most rows trained on at once if pairs are compared one by one
 BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
-MOST_WHOLE = 4096  # rows with many labels that are trained on at once; mini-batches learn faster from more
+MOST_WHOLE = 4096  # most rows trained on at once if many are labelled; beyond, mini-batches learn faster
 EPOCH = 8  # steps that an epoch of many mini-batches counts as, at most
 DECAY = 0.02  # largest weight decay by default
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a value has to be, in code and in words."""
-
-    holds: Callable[[Any], Any]
-    words: str
-
-    def check(self, name: str, value: Any) -> None:
-        """Raises a `UserError` unless the rule holds."""
-        if not self.holds(value):
-            raise UserError(f"{name} must be {self.words}, got {reprlib.repr(value)}", argument=name)
-
-    def or_none(self) -> Rule:
-        return Rule(lambda value: value is None or self.holds(value), f"{self.words}, or None")
+FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are kept; how many keys are kept beyond
 
 
 def real(words: str, holds: Callable[[Any], bool]) -> Rule:
@@ -54,23 +41,17 @@ def real(words: str, holds: Callable[[Any], bool]) -> Rule:
     return Rule(lambda v: isinstance(v, numbers.Real) and not isinstance(v, bool) and holds(v), f"a {words}")
 
 
-def one_of(*values: Any) -> Rule:
-    known = ", ".join(repr(value) for value in values)
-    words = f"one of {known}" if len(values) > 1 else known
-    return Rule(lambda value: any(type(value) is type(each) and value == each for each in values), words)
-
-
 COUNT = real("whole number of at least 1", lambda v: isinstance(v, int | np.integer) and bool(v >= 1))
 FLAG = Rule(lambda value: isinstance(value, bool | np.bool_), "True or False")
 FINITE = real("finite number", lambda v: -math.inf < v < math.inf)
 NOT_NEGATIVE = real("finite number of at least 0", lambda v: 0 <= v < math.inf)
-SHARE = real("number in [0, 1)", lambda v: 0 <= v < 1)
+FRACTION = real("number in [0, 1)", lambda v: 0 <= v < 1)
 
 OPTIONS: dict[str, Rule] = {
     **dict.fromkeys(("hidden_channels", "num_layers", "num_heads", "neighbours", "steps", "n_models"), COUNT),
     **dict.fromkeys(("directed", "transform_values", "standardize"), FLAG),
     **dict.fromkeys(("batch_size", "landmarks"), COUNT.or_none()),
-    **dict.fromkeys(("dropout", "validation_fraction"), SHARE.or_none()),
+    **dict.fromkeys(("dropout", "validation_fraction"), FRACTION.or_none()),
     "diffusivity": Rule(lambda value: isinstance(value, str | Diffusivity), "a name or a Diffusivity"),
     "graph_weight": real("number in [0, 1]", lambda v: 0 <= v <= 1).or_none(),
     "step_size": real("number in (0, 1]", lambda v: 0 < v <= 1),
@@ -81,31 +62,23 @@ OPTIONS: dict[str, Rule] = {
 }
 
 
-def check_all(rules: Mapping[str, Rule], values: Mapping[str, Any], where: str = "") -> None:
-    """Checks that there is a value for every rule and a rule for every value, and that all rules hold."""
-    for name in {**rules, **values}:
-        if name not in rules:
-            raise UserError(f"{where}{reprlib.repr(name)[1:-1]} is unknown; known are {', '.join(rules)}")
-        if name not in values:
-            raise UserError(f"{where}{name} is missing")
-        rules[name].check(where + name, values[name])
+MODEL_OPTIONS = [name for name in OPTIONS if name in inspect.signature(DIFFormer).parameters]
 
 
 class Recipe:
-    """How to train: the options of an estimator for a table with so many labels, and what they leave open decided."""
+    """How to train: the options of an estimator, with defaults resolved for a table with so many labels."""
 
     def __init__(self, estimator: Any, labels: int, *, directed: bool = False) -> None:
         for name, rule in OPTIONS.items():
-            rule.check(name, getattr(estimator, name))
-        names = ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
+            check(getattr(estimator, name), rule, name)
         self.options = estimator
-        self.model: dict[str, Any] = {name: getattr(estimator, name) for name in names}
-        self.model |= {name: int(getattr(estimator, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
+        self.model: dict[str, Any] = {name: getattr(estimator, name) for name in MODEL_OPTIONS}
+        self.model |= {name: int(self.model[name]) for name in ("hidden_channels", "num_layers", "num_heads")}
         self.model["transform"] = estimator.transform_values
         if estimator.dropout is None:
             self.model["dropout"] = DROPOUT if labels < ENOUGH else 0.0
         if estimator.diffusivity in ("constant", "identity"):
-            self.model["backend"] = "auto"  # neither has scores for a backend to work out
+            self.model["backend"] = "auto"  # neither computes scores
         if directed:
             self.model["graph_norm"] = "random_walk"
         self.seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
@@ -136,6 +109,14 @@ class Recipe:
         """Numbers in the largest operation of a step, features that are zero not counted."""
         together = self.batch(rows) or rows
         return int(together * max(self.model["hidden_channels"], columns, together if self.pairs else 0))
+
+    def landmarks(self, rows: int) -> Tensor | None:
+        """The rows that represent a population of `rows` where keys are remembered; None for all."""
+        count = self.options.landmarks or (LANDMARKS if rows > FULL_POPULATION else rows)
+        if count >= rows:
+            return None
+        chosen = np.random.RandomState(self.seed % 2**32).choice(rows, count, replace=False)
+        return torch.from_numpy(np.sort(chosen))
 
     def config(self, rows: int, labels: int, steps: int, batch: int | None, *, held_out: bool) -> TrainConfig:
         """The configuration of a run of `steps` steps, more where held-out rows end it."""

@@ -1,22 +1,25 @@
 """Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
-``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. An edge goes
-both ways unless the estimator is told ``directed=True``: its weight is then the larger of those of the two directions.
-A pair that is listed twice is one edge, as in `difformer.data`; repeated entries of a matrix or a `Graph` add up.
-Self-loops among the rows to fit are left out, so edges with them (``task.edge_index``) and without mean the same.
+``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. Unless
+``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. A pair that is listed
+twice is one edge; repeated entries of a matrix or a `Graph` add up. Self-loops among the rows to fit are left out.
 Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
-In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k. A fitted row is its own first
-neighbour, so a new row with the same features gets the same answer. Which rows are nearest must not depend on how many
-are searched at once. Dense rows: a matrix product proposes k + 16 candidates, their distances are summed again,
-difference by difference, and ties go to the smaller index; a row whose candidates might not suffice is compared with
-all rows. Sparse rows: the cosine, every pair summed in the order of the fitted row's entries.
+Rows to predict continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
+d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
+
+In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k; a fitted row is its own first
+neighbour. Which rows are nearest must not depend on how many are searched at once. Dense rows: a matrix product
+proposes k + 16 candidates, their distances are summed again, difference by difference, and ties go to the smaller
+index; a row whose candidates might not suffice is compared with all rows. Sparse rows: the cosine, every pair summed in
+the order of the fitted row's entries.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,23 +31,22 @@ from torch import Tensor, nn
 from difformer.data.own.graphs import edge_ends
 from difformer.data.sparse_features import to_scipy
 from difformer.errors import UserError
-from difformer.estimators.population import find_rows, row_digests
+from difformer.estimators.population import Array, find_rows, row_digests
 from difformer.graph import Graph
 from difformer.sparse import check_scipy
 
-Array = np.ndarray[Any, Any]
-
 SPARE = 16  # candidates beyond k
 AT_ONCE = 1 << 23  # pairs, or numbers in differences of pairs
+LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that an exported program may hold densely
+FOLDS = "For folds of a table use graph=RowGraph(X, graph)"
 
 
 class RowGraph:
     """A graph over all rows of a table, for estimators that are fitted to some of them.
 
     In `cross_val_score`, `GridSearchCV` or `CalibratedClassifierCV` an estimator sees some rows of the table at a time.
-    With ``graph=RowGraph(X, graph)`` it finds each row in the whole table, by its features and, if tables are pandas
-    frames, by its index; it is fitted with the edges among the rows it sees, and predicts rows with their edges from
-    those.
+    With ``graph=RowGraph(X, graph)`` it finds each row in the whole table, by its features and, in pandas frames, by
+    its index. It is fitted with the edges among the rows it sees, and predicts rows with their edges from those.
 
     Args:
         X: ``[N, F]`` the whole table, as it reaches the estimator.
@@ -85,34 +87,8 @@ class RowGraph:
         return f"RowGraph({self.matrix.shape[0]} rows, {self.matrix.nnz} edges)"
 
     def rows(self, X: Any, x: Any) -> Array:
-        """Positions of the rows of a table, every one of which must be known."""
-        found = find_rows(_ids(X, x), self._ids)
-        if (found < 0).any():
-            raise UserError(
-                f"{int((found < 0).sum())} of {len(found)} rows to fit are not in the table of the RowGraph; it has to "
-                f"be made from the features that reach the estimator: preprocess before RowGraph, not in a pipeline "
-                f"(for frames, the index has to be the same too)",
-                argument="graph",
-            )
-        return found
-
-    def edges(self, X: Any, x: Any, fitted: Array, *, directed: bool) -> Any:
-        """``[M, n]`` CSR: what rows receive from fitted ones; unknown rows receive nothing."""
-        found = find_rows(_ids(X, x), self._ids)
-        return edges_of(receiving(self.matrix, directed=directed)[:, fitted], found)
-
-
-def edges_of(matrix: Any, found: Array) -> Any:
-    """What rows receive that are known under these numbers; nothing, with a warning, where a row is unknown (-1)."""
-    if unknown := int((found < 0).sum()):
-        warnings.warn(
-            f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
-            f"pass graph= to say how they are joined to the fitted rows",
-            UserWarning,
-            stacklevel=5,
-        )
-    known = sparse.diags_array((found >= 0).astype(np.float64))
-    return sparse.csr_array(known @ matrix[np.maximum(found, 0)])
+        """Positions of the rows of a table in the whole one, -1 for unknown rows."""
+        return find_rows(_ids(X, x), self._ids)
 
 
 def _ids(X: Any, x: Any) -> Array:
@@ -126,6 +102,19 @@ def _ids(X: Any, x: Any) -> Array:
     return digests + pd.util.hash_pandas_object(index, index=False).to_numpy(np.uint64)[:, None]
 
 
+def edges_of(matrix: Any, found: Array) -> Any:
+    """The edges of rows at these positions of a matrix; none, with a warning, for unknown rows (-1)."""
+    if unknown := int((found < 0).sum()):
+        warnings.warn(
+            f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
+            f"pass graph= to say how they are joined to the fitted rows",
+            UserWarning,
+            stacklevel=5,
+        )
+    known = sparse.diags_array((found >= 0).astype(np.float64))
+    return sparse.csr_array(known @ matrix[np.maximum(found, 0)])
+
+
 def receiving(matrix: Any, *, directed: bool) -> Any:
     """What each row receives, of an adjacency matrix ``[n, n]`` whose entry i, j weighs the edge i → j."""
     return sparse.csr_array(matrix.T) if directed else sparse.csr_array(matrix.maximum(matrix.T))
@@ -134,8 +123,8 @@ def receiving(matrix: Any, *, directed: bool) -> Any:
 def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
     """A user's graph among `rows` rows as a scipy CSR matrix, float64.
 
-    Where `rows` are new, `fitted` is the number of fitted rows. The matrix is then ``[rows, fitted]``, and its row i
-    holds the weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
+    For new rows, `fitted` is the number of fitted ones. The matrix is then ``[rows, fitted]``, and its row i holds the
+    weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
 
     Raises:
         UserError: If it is of another size, points outside the rows, or has negative or non-finite weights.
@@ -150,22 +139,20 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
         kind = f"a matrix of shape {matrix.shape}"
     else:
         matrix = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
-        kind = f"a {type(graph).__name__}"
-        if matrix.ndim == 2:
-            kind = f"an array of shape {matrix.shape} and {matrix.dtype}"
-        whole = matrix.dtype.kind in "iu" or not matrix.size
+        table, whole = matrix.ndim == 2, matrix.dtype.kind in "iu" or not matrix.size
+        kind = f"an array of shape {matrix.shape} and {matrix.dtype}" if table else f"a {type(graph).__name__}"
         if matrix.shape == shape and shape[0] == 2 and whole:
             raise UserError(
                 f"graph of shape {shape} and {matrix.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
                 f"pass a scipy sparse matrix, or a matrix of floats",
                 argument="graph",
             )
-        if matrix.shape != shape and whole and matrix.ndim == 2 and 2 in matrix.shape:
+        if matrix.shape != shape and whole and table and 2 in matrix.shape:
             matrix = _from_index(graph, shape, fitted)
     if matrix.shape != shape or (fitted is not None and isinstance(graph, Graph)):
         expected = (
-            "(array or scipy sparse matrix) whose entry i, j weighs the edge i → j, or an edge_index of shape (2, E) "
-            "of whole numbers. For folds of a table use graph=RowGraph(X, graph)"
+            f"(array or scipy sparse matrix) whose entry i, j weighs the edge i → j, or an edge_index of shape (2, E) "
+            f"of whole numbers. {FOLDS}"
             if fitted is None
             else f"whose row i holds the weights of the edges from the {fitted} fitted rows to row i of X, or an "
             f"edge_index (2, E), fitted rows first"
@@ -188,38 +175,114 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
 
 def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
     """Of an ``edge_index`` or pairs; new rows receive, and are the rows of the matrix."""
-    (sender, receiver), note = edge_ends(graph)
+    ends, note = edge_ends(graph)
     if note is not None:
         warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
-    senders, receivers = shape[1], shape[0]
-    if sender.size and (
-        min(sender.min(), receiver.min()) < 0 or sender.max() >= senders or receiver.max() >= receivers
-    ):
-        folds = "" if fitted is not None else ". For folds of a table use graph=RowGraph(X, graph)"
+    if ((ends < 0) | (ends >= np.array(shape[::-1])[:, None])).any():
+        sender, receiver = (f"{end.min()} … {end.max()}" for end in ends)
         raise UserError(
-            f"graph as an edge_index must have senders in 0 … {senders - 1} and receivers in 0 … {receivers - 1}, "
-            f"got {sender.min()} … {sender.max()} and {receiver.min()} … {receiver.max()}{folds}",
+            f"graph as an edge_index must have senders in 0 … {shape[1] - 1} and receivers in 0 … {shape[0] - 1}, "
+            f"got {sender} and {receiver}{f'. {FOLDS}' if fitted is None else ''}",
             argument="graph",
         )
-    ends = (sender, receiver) if fitted is None else (receiver, sender)
-    matrix = sparse.csr_array((np.ones(len(sender)), ends), shape=shape)
+    matrix = sparse.csr_array((np.ones(ends.shape[1]), tuple(ends if fitted is None else ends[::-1])), shape=shape)
     matrix.data[:] = 1.0  # an edge that is listed twice is one edge
     return matrix
+
+
+@dataclass(frozen=True)
+class RowEdges:
+    """Observed edges from fitted rows to some rows, normalised."""
+
+    row: Tensor  # [E] which of the rows receives
+    source: Tensor  # [E] the fitted row that sends
+    weight: Tensor  # [E] s_j
+    count: int  # of rows
+
+    @staticmethod
+    def nearest(index: Tensor) -> RowEdges:
+        """Of ``[M, k]`` neighbours, each with weight 1/k."""
+        count, k = index.shape
+        row = torch.arange(count, device=index.device).repeat_interleave(k)
+        return RowEdges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64), count)
+
+    @staticmethod
+    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor | None) -> RowEdges:
+        """Of weights a_j, with the fitted rows' own degrees ``[n]``; without degrees, s_j = a_j / d."""
+        own = weight.new_zeros(count).index_add(0, row, weight)
+        square = own[row].square() if degree is None else own[row] * degree[source]
+        share = torch.where(square > 0, weight * torch.where(square > 0, square, 1.0).rsqrt(), 0.0)
+        return RowEdges(row, source, share, count)
+
+    def __call__(self, sent: Tensor) -> Tensor:
+        """Σ_j s_j v_j for each row, of the values ``[n, c]`` that fitted rows send."""
+        messages = self.weight.unsqueeze(1) * sent[self.source].to(self.weight.dtype)
+        return messages.new_zeros(self.count, sent.shape[1]).index_add(0, self.row, messages)
+
+
+class CsrBuffers(nn.Module):
+    """A scipy CSR matrix of float64, kept in buffers."""
+
+    def __init__(self, matrix: Any) -> None:
+        super().__init__()
+        rows = sparse.csr_array(matrix)
+        self.shape = rows.shape
+        for name, part in (("data", rows.data.astype(np.float64)), ("indices", rows.indices), ("indptr", rows.indptr)):
+            self.register_buffer(name, torch.from_numpy(np.array(part)))
+
+    @property
+    def matrix(self) -> Any:
+        parts = tuple(getattr(self, name).numpy() for name in ("data", "indices", "indptr"))
+        return sparse.csr_array(parts, shape=self.shape)
+
+
+class GivenGraph(CsrBuffers):
+    """Edges among the fitted rows, as the matrix of what each receives, and the fingerprints of the rows.
+
+    If `directed`, a row's weights are divided by their sum instead of by √(d_i d_j): a sender that receives nothing has
+    d_j = 0, and its edges would be lost.
+    """
+
+    def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
+        super().__init__(matrix)
+        self.directed = directed
+        self.digests = nn.Buffer(torch.from_numpy(np.array(digests).view(np.int64)))
+        self.degree = nn.Buffer(torch.from_numpy(np.asarray(matrix.sum(1), dtype=np.float64).ravel()))
+
+    def recognise(self, x: Any) -> Any:
+        """``[M, n]`` edges of rows equal to a fitted one, with a warning if to several; none for others."""
+        digests = self.digests.numpy().view(np.uint64)
+        found, first = find_rows(row_digests(x), digests), find_rows(digests, digests)
+        several = (found >= 0) & (np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1)
+        if several.any():
+            warnings.warn(
+                f"{int(several.sum())} rows have the features of more than one fitted row, and are given the edges of "
+                f"the first; pass graph= to say which edges are theirs",
+                UserWarning,
+                stacklevel=2,
+            )
+        return edges_of(self.matrix, found)
+
+    def edges(self, matrix: Any) -> RowEdges:
+        """Normalised edges of rows whose weights from fitted rows are ``matrix [M, n]``."""
+        coo = sparse.csr_array(matrix).tocoo()
+        row, source = (torch.from_numpy(part.astype(np.int64)) for part in (coo.row, coo.col))
+        weight = torch.from_numpy(coo.data.astype(np.float64))
+        return RowEdges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
 
 
 class RowSearch(nn.Module):
     """Search for k neighbours among fitted dense rows ``points [n, F]``, scaled."""
 
-    points: Tensor
-
     def __init__(self, points: Tensor, k: int) -> None:
         super().__init__()
-        self.register_buffer("points", points.float())
-        self.k = k
+        self.k, self.points = k, nn.Buffer(points.float())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
-        x, points = x.float(), self.points.shape[0]  # as points are kept: a fitted row is at distance zero from itself
+        if not isinstance(x, Tensor):
+            x = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
+        x, points = x.float(), self.points.shape[0]  # as the points are: a fitted row is at distance 0 from itself
         wanted = min(self.k + SPARE, points)
         if torch.compiler.is_exporting():
             return self._refined(x, self._rough(x).topk(wanted, largest=False).indices)[0]
@@ -232,7 +295,7 @@ class RowSearch(nn.Module):
         return torch.addmm(points.square().sum(1) / 2, x.double(), points.T, alpha=-1)
 
     def _refined(self, x: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """The k nearest among ``candidates [M, m]``, by distances that depend on the two rows alone."""
+        """The k nearest among ``candidates [M, m]``, by distances that depend only on the two rows."""
         candidates = candidates.sort(1).values
         squares = (x.unsqueeze(1).double() - self.points[candidates].double()).square().sum(-1)
         near, order = squares.sort(dim=1, stable=True)
@@ -243,7 +306,7 @@ class RowSearch(nn.Module):
         found, near = self._refined(x, candidates)
         if wanted == self.points.shape[0]:
             return found
-        # Rounding of the product: rows that were not proposed lie beyond this, unless all rows are compared.
+        # Up to rounding of the product, rows that were not proposed lie beyond this.
         size = x.double().norm(dim=1) + self.points.double().norm(dim=1).max()
         slack = (self.points.shape[1] + 8) * torch.finfo(torch.float64).eps * size.square()
         beyond = 2 * values[:, -1] + x.double().square().sum(1)
@@ -253,31 +316,20 @@ class RowSearch(nn.Module):
         return found
 
 
-class SparseRowSearch(nn.Module):
+class SparseRowSearch(CsrBuffers):
     """Search among fitted sparse rows, scipy CSR, by their cosine."""
 
     def __init__(self, points: Any, k: int) -> None:
-        super().__init__()
-        rows = sparse.csr_array(points)
-        self.shape, self.k = rows.shape, k
-        for name in ("data", "indices", "indptr"):
-            self.register_buffer(name, torch.from_numpy(np.array(getattr(rows, name))))
-        self._rows: Any = None
-
-    @property
-    def points(self) -> Any:
-        """The fitted rows, scipy CSR."""
-        parts = tuple(getattr(self, name).numpy() for name in ("data", "indices", "indptr"))
-        return sparse.csr_array(parts, shape=self.shape)
+        super().__init__(points)
+        self.k, self._units = k, None
 
     def forward(self, x: Any) -> Tensor:
         """``[M, k]`` indices of the nearest fitted rows, nearest first."""
-        if self._rows is None:
-            self._rows = _unit(self.points)
+        self._units = _unit(self.matrix) if self._units is None else self._units
         rows = _unit(sparse.csr_array(x))
         found, size = np.empty((rows.shape[0], self.k), dtype=np.int64), max(1, AT_ONCE // max(1, *self.shape))
         for start in range(0, rows.shape[0], size):
-            distance = -(self._rows @ rows[start : start + size].T.toarray()).T
+            distance = -(self._units @ rows[start : start + size].T.toarray()).T
             last = np.partition(distance, self.k - 1, axis=1)[:, self.k - 1 : self.k]
             for i, near in enumerate(distance <= last):
                 candidates = np.flatnonzero(near)
@@ -285,7 +337,7 @@ class SparseRowSearch(nn.Module):
         return torch.from_numpy(found)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_units": None}
 
 
 def _unit(x: Any) -> Any:
@@ -294,3 +346,26 @@ def _unit(x: Any) -> Any:
     # bincount adds in the order of the entries: equal rows have equal norms, to the bit.
     norm = np.sqrt(np.bincount(row, weights=x.data**2, minlength=x.shape[0]))
     return sparse.csr_array((x.data / np.where(norm > 0, norm, 1.0)[row], x.indices, x.indptr), shape=x.shape)
+
+
+def search_among(points: Any, k: int) -> RowSearch | SparseRowSearch:
+    """A search among scaled rows, dense or CSR."""
+    return SparseRowSearch(points, k) if sparse.issparse(points) else RowSearch(torch.from_numpy(points), k)
+
+
+class CosineSearch(nn.Module):
+    """`SparseRowSearch` in plain tensor operations, for dense rows: what an exported program does."""
+
+    def __init__(self, search: SparseRowSearch) -> None:
+        super().__init__()
+        if search.shape[0] * search.shape[1] > LARGEST_DENSE:
+            raise UserError(
+                f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
+                f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+            )
+        self.k, self.points = search.k, nn.Buffer(torch.from_numpy(_unit(search.matrix).toarray()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Ties go to the smaller index, as in the search itself.
+        cosine = nn.functional.normalize(x, dim=1) @ self.points.T
+        return (-cosine).sort(dim=1, stable=True).indices[:, : self.k]

@@ -1,4 +1,4 @@
-"""Choices made on held-out labels: the graph, the number of steps, and the temperature of the probabilities.
+r"""Training on a table, and the choices made on held-out labels: graph, number of steps, temperature, linear part.
 
 =====================  ======================================================================================
 labelled rows          held out
@@ -9,39 +9,234 @@ labelled rows          held out
 fewer                  none: `steps` steps, the neighbour graph (if asked for), and a cautious temperature
 =====================  ======================================================================================
 
-A `validation_fraction` that is given is held out once, whatever the number of labelled rows.
+A `validation_fraction` that is given is held out once, whatever the number of labelled rows. A graph is kept only if
+held-out rows are predicted at least as well with it as without: by the log loss of calibrated probabilities, or by the
+squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards
+`CAUTIOUS` as `PRIOR` observations would draw it.
 
-A graph is kept only if the held-out rows are predicted at least as well with it as without, measured by the log loss of
-calibrated probabilities, or by the squared error. Probabilities are softmax(o / T) with the temperature T that
-minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR` observations would draw it.
+A regression has a linear part, beside which the models learn the rest: for each target t,
+
+    ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
+
+w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty; the models are trained on
+its residuals, and γ is the share of their outputs that predicts held-out rows best, zero unless the gain is more than
+three standard errors. So a regressor is a ridge regression where a target is linear in the features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy import sparse
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.data import Split
-from difformer.estimators.problem import HELD_OUT, Edges, Problem, Run, train
+from difformer.data import Split, Task, index_split
 from difformer.estimators.recipe import ENOUGH, Recipe
+from difformer.nn import DIFFormer
+from difformer.nn.context import as_structure
+from difformer.training import EpochEvent, RunRecord
+from difformer.training.devices import resolve
+from difformer.training.feeds import BatchesFeed, Feed, Inputs, NodesFeed, features, graph_of
+from difformer.training.loop import Trainer
+from difformer.training.metrics import Metric
+from difformer.training.randomness import private_rng
 
 Array = np.ndarray[Any, Any]
+Side = str | None  # "knn", "given", or None for no graph
+EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
+NO_EDGES: EdgeList = (None, None)
 
-SHARE = 0.1  # of many labelled rows that is held out
-JUDGES = 10  # labelled rows from which a cross-validation chooses
-WITNESSES = 20  # held-out rows from which a useless model is warned about
+HELD_OUT = "held out"
+HELD_OUT_SHARE = 0.1  # of `ENOUGH` labelled rows or more
+JUDGES = 10  # fewest labelled rows for a cross-validation
+WITNESSES = 20  # fewest held-out rows for a warning about a useless model
 FOLDS = 3
 FEWEST_STEPS = 20
 CAUTIOUS, PRIOR = 2.0, 4.0
-NAMES = {"knn": "with the neighbour graph", "given": "with the given graph", None: "without a graph"}
+TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
 GRID = np.exp(np.linspace(np.log(0.25), np.log(20.0), 200))
+NAMES = {"knn": "with the neighbour graph", "given": "with the given graph", None: "without a graph"}
+LINES = 10  # lines printed per model, about
 TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Coefficients ``[F, T]`` and intercepts ``[T]`` for scaled features and scaled targets, and γ ``[T]``."""
+
+    coefficients: Tensor
+    intercepts: Tensor
+    share: Tensor
+
+    @staticmethod
+    def of(table: Any, target: Tensor, rows: Tensor, weight: Tensor | None) -> LinearPart:
+        """Fitted to some rows of a table of scaled features ``[n, F]`` and targets ``[n, T]``, NaN where unknown."""
+        columns, chosen = table.shape[1], rows.numpy()
+        y = target[rows].double().numpy()
+        w = np.ones(len(chosen)) if weight is None else weight[rows].double().numpy()
+        coefficients, intercepts = np.zeros((columns, y.shape[1])), np.zeros(y.shape[1])
+        for t in range(y.shape[1]):
+            known = ~np.isnan(y[:, t]) & (w > 0)
+            if not known.any():
+                continue
+            x, share = table[chosen[known]], w[known] / w[known].sum()
+            mean, deviation = np.zeros(columns), np.ones(columns)
+            if not sparse.issparse(x):
+                mean = share @ x
+                deviation = np.sqrt(share @ np.square(x - mean))
+                deviation[deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)] = np.inf  # constant among these rows
+                x = (x - mean) / deviation
+            ridge = Ridge().fit(x, y[known, t], sample_weight=w[known])
+            coefficients[:, t] = ridge.coef_ / deviation
+            intercepts[t] = ridge.intercept_ - mean @ coefficients[:, t]
+        return LinearPart(*(torch.from_numpy(part) for part in (coefficients, intercepts, np.ones(y.shape[1]))))
+
+    def predict(self, table: Any) -> Tensor:
+        """``[n, T]`` of the rows of a table."""
+        return torch.from_numpy(np.asarray(table @ self.coefficients.numpy())) + self.intercepts
+
+
+@dataclass(frozen=True)
+class TableProblem:
+    """What is to be learnt."""
+
+    x: Tensor  # [n, F] scaled features, float32, dense or CSR
+    y: Tensor  # [n] int64 classes (-1 unknown), or [n, T] float32 values (NaN unknown)
+    labelled: Array  # [l] rows with a target
+    mass: Tensor | None = None  # [n] weights of the rows in the exchange; None if all are equal
+    weight: Tensor | None = None  # [n] weights of the rows in the loss; None if all are equal
+    table: Any = None  # the scaled features in double precision, if a linear part is to be fitted
+
+    @property
+    def classes(self) -> bool:
+        """Whether targets are classes rather than values."""
+        return not self.y.is_floating_point()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model, on the CPU, and the linear part beside which it was trained."""
+
+    model: DIFFormer
+    record: RunRecord
+    linear: LinearPart | None = None
+    in_batches: bool = False  # if so, all rows counted equally in the exchange
+
+
+def train(
+    problem: TableProblem, recipe: Recipe, edges: EdgeList, split: Split, seed: int, steps: int, *, label: str = ""
+) -> Run:
+    """Train one model; rows held out by `split` choose its epoch, and `label` is printed with its progress."""
+    y, linear = problem.y, None
+    if problem.table is not None:
+        linear = LinearPart.of(problem.table, y, split.train, problem.weight)
+        y = (y - linear.predict(problem.table)).float()
+    outputs = int(y.max()) + 1 if problem.classes else y.shape[1]
+    kind: Any = "multiclass" if problem.classes else "regression"
+    metric, protocol = "accuracy" if problem.classes else "mse", "rows of a table, some of them labelled"
+    task = Task("estimator", "nodes", kind, metric, protocol, problem.x, y, (split,), outputs, *edges)
+    fed, loss, device = task, None, resolve(recipe.options.device)
+    if problem.weight is not None:  # one more column of the targets, so that any batch has it
+        packed = torch.cat([y.double().reshape(len(y), -1), problem.weight.double().unsqueeze(1)], 1)
+        fed = replace(task, y=packed, problem="regression", metric="mse", num_outputs=packed.shape[1])
+        loss = weighted_loss(classes=problem.classes)
+    rows, columns = problem.x.shape
+    held_out = split.valid.numel() > 0 and split.name == HELD_OUT
+    batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
+    config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
+    options = dict(recipe.model)
+    with private_rng(seed):
+        model = DIFFormer(columns, options.pop("hidden_channels"), outputs, **options)
+    model.to(device)
+    feed: Feed = PopulationFeed(fed, split, device, problem.mass)
+    if batch is not None:
+        feed = PartsFeed(fed, split, config, seed, device)
+    chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
+    trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
+    shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
+    return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
+
+
+def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of logits ``[n, C]`` at the best of a few temperatures, since one is fitted afterwards."""
+    logits = outputs.to(torch.float64)
+    return torch.stack([functional.cross_entropy(logits / t, targets) for t in TEMPERATURES]).min()
+
+
+LOG_LOSS = Metric("log loss", False, ("multiclass",), log_loss)
+
+
+@dataclass(frozen=True)
+class WeightedRows(Inputs):
+    """All rows, as senders that count with their mass."""
+
+    mass: Tensor | None = None
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        return model(self.x, context=as_structure(self.x.shape[0], self.graph, weight=self.mass))
+
+
+class PopulationFeed(NodesFeed):
+    """All rows in every pass; `mass` says how often each counts in the exchange, None for once."""
+
+    def __init__(self, task: Task, split: Split, device: torch.device, mass: Tensor | None) -> None:
+        super().__init__(task, split, device)
+        if mass is not None:
+            scaled = (mass / mass.mean()).float().to(device)
+            self.inputs = WeightedRows(self.inputs.x, self.inputs.graph, mass=scaled)
+            self._step = replace(self._step, inputs=self.inputs)
+
+
+class PartsFeed(BatchesFeed):
+    """Training and evaluation in parts of the rows: choosing an epoch does not need all O(N²) pairs."""
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """``[N, C]``, always in the partition of epoch 0; training begins with epoch 1."""
+        parts, places = [], []
+        for batch in self.partitions.epoch(0):
+            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+            parts.append(Inputs(features(batch.x, self.device), graph).outputs(model))
+            places.append(batch.nodes.to(self.device))
+        return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def weighted_loss(*, classes: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross-entropy or squared error; the last column of its targets holds the weights of the rows."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        wanted, weight = targets[:, :-1].to(outputs.dtype), targets[:, -1:].to(outputs.dtype)
+        if classes:
+            each = functional.cross_entropy(outputs, wanted[:, 0].long(), reduction="none").unsqueeze(1)
+        else:
+            known = ~wanted.isnan()
+            each, weight = torch.where(known, outputs - wanted, 0.0).square(), weight * known
+        # A mini-batch may hold rows of weight zero only; its loss is then zero.
+        return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)
+
+    return loss
+
+
+@dataclass
+class Progress:
+    """Prints the first evaluated epoch of every tenth of a run."""
+
+    recipe: Recipe
+    label: str
+    printed: int = 0
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        """Called after every evaluation."""
+        if (tenth := event.epoch * LINES // event.epochs) > self.printed:
+            self.printed = tenth
+            held_out = "" if event.valid_metric != event.valid_metric else f", held out {event.valid_metric:.4f}"
+            where = f"{self.label} {event.epoch} of {event.epochs}"
+            self.recipe.say(f"{where}, loss {event.loss:.4f}{held_out}, {event.seconds:.1f} s")
 
 
 @dataclass(frozen=True)
@@ -50,26 +245,23 @@ class Judged:
 
     loss: float | None  # log loss at the best temperature, or squared error of scaled targets; None if not judged
     temperature: float = 1.0  # of probabilities
-    words: str = ""  # the same for a reader
-    warning: str | None = None  # if a constant would have done as well
+    words: str = ""  # the same as text
+    warning: str | None = None  # if a constant predicts as well
     share: Tensor | None = None  # [T] the best share of the models' outputs beside a linear part
 
-    @staticmethod
-    def of(problem: Problem, runs: list[Run], splits: list[Split], *, together: bool = False) -> Judged:
-        """Of runs and their held-out rows; `together` averages the runs, which then share their held-out rows."""
-        outputs = [run.record.outputs[split.valid].double() for run, split in zip(runs, splits, strict=True)]
-        rows = splits[0].valid if together else torch.cat([split.valid for split in splits])
-        logits = torch.stack(outputs) if together else torch.cat(outputs).unsqueeze(0)
-        weight = torch.ones(len(rows), dtype=torch.float64) if problem.weight is None else problem.weight[rows].double()
-        target = problem.y[rows]
-        if problem.classes:
-            mass = torch.ones_like(weight) if problem.mass is None else problem.mass[rows].double()
-            return _judge_classes(logits, target, weight, mass)
-        linear = torch.zeros_like(target, dtype=torch.float64)
-        if problem.table is not None:
-            each = [run.linear.predict(problem.table[s.valid.numpy()]) for run, s in zip(runs, splits, strict=True)]  # type: ignore[union-attr]
-            linear = each[0] if together else torch.cat(each)
-        return _judge_values(logits.mean(0), target.double(), weight, linear)
+
+def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged:
+    """Judges runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
+    rows = torch.cat([split.valid for split, _ in tried])
+    each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
+    logits, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
+    mass, weight = (ones if w is None else w[rows].double() for w in (problem.mass, problem.weight))
+    if problem.classes:
+        return _judge_classes(logits, target, weight, mass)
+    linear = torch.zeros_like(target, dtype=torch.float64)
+    if problem.table is not None:  # all runs on a split have the same linear part
+        linear = torch.cat([runs[0].linear.predict(problem.table[split.valid.numpy()]) for split, runs in tried])  # type: ignore[union-attr]
+    return _judge_values(logits.mean(0), target.double(), weight, linear)
 
 
 def _judge_classes(logits: Tensor, target: Tensor, weight: Tensor, mass: Tensor) -> Judged:
@@ -77,7 +269,7 @@ def _judge_classes(logits: Tensor, target: Tensor, weight: Tensor, mass: Tensor)
     share = float((mass * (logits.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
     counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, mass)
     majority, warning = float(counts.max() / mass.sum()), None
-    # With class weights rare classes are preferred on purpose.
+    # Class weights prefer rare classes on purpose.
     if share <= majority and len(target) >= WITNESSES and torch.equal(weight, mass):
         warning = (
             f"the model is no better than the most frequent class: accuracy {share:.3f} on {len(target)} held-out "
@@ -124,8 +316,7 @@ def fit_temperature(logits: Tensor, target: Tensor, weight: Tensor) -> tuple[flo
 
     Minimises Σ_i w_i loss_i(T) + `PRIOR` (log T - log `CAUTIOUS`)² over a grid, the weights scaled to mean one.
     """
-    weight = weight / weight.mean()
-    losses = []
+    weight, losses = weight / weight.mean(), []
     for temperature in GRID:
         chances = (logits / temperature).softmax(-1).mean(0)
         each = functional.nll_loss(chances.clamp_min(1e-300).log(), target, reduction="none")
@@ -136,90 +327,78 @@ def fit_temperature(logits: Tensor, target: Tensor, weight: Tensor) -> tuple[flo
 
 
 def train_and_choose(
-    problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]
-) -> tuple[list[Run], str | None, Judged]:
-    """Train `n_models` models on the best of several graphs; if none can be said to be better, on the first."""
-    count, share, rows = int(recipe.options.n_models), recipe.options.validation_fraction, problem.labelled
-    if share is None and len(rows) >= ENOUGH:
-        share = SHARE
-    split = hold_out(problem, share, recipe.seed) if share else None
-    once = split is not None and split.valid.numel() > 0
-    if split is None or not once:
-        split = make_split("all", rows, rows[:0])
-
-    def model(number: int, side: str | None, steps: int, more: str = "") -> Run:
-        label = f"model {number + 1} of {count}{more}"
-        return train(problem, recipe, sides[side], split, recipe.seed + number, steps, label=label)
-
-    side, steps = next(iter(sides)), int(recipe.options.steps)
-    judged = Judged(None, CAUTIOUS if problem.classes else 1.0)
-    if once:
-        first = {side: model(0, side, steps, f" {NAMES[side]}") for side in sides}
-        side = _best(recipe, {side: Judged.of(problem, [run], [split]) for side, run in first.items()})
-        runs = [first[side], *(model(i, side, steps) for i in range(1, count))]
-        return runs, side, Judged.of(problem, runs, [split] * count, together=True)
-    if (assign_folds(problem, FOLDS, 0) >= 0).sum() >= JUDGES:
-        side, steps, judged = _cross_validated(problem, recipe, sides)
-    return [model(i, side, steps) for i in range(count)], side, judged
-
-
-def _cross_validated(
-    problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]
-) -> tuple[str | None, int, Judged]:
-    """The best graph, the best number of steps with it, and how good it is."""
-    fold, rows, most = assign_folds(problem, FOLDS, recipe.seed), problem.labelled, int(recipe.options.steps)
-    splits = [make_split(f"fold {i}", rows[fold != i], rows[fold == i]) for i in range(FOLDS)]
-    judged, steps = {}, {}
-    for side, edges in sides.items():
-        runs = [train(problem, recipe, edges, split, recipe.seed, most) for split in splits]
-        judged[side] = Judged.of(problem, runs, splits)
-        curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in runs]
-        sizes = [split.valid.numel() for split in splits]
-        mean = {epoch: np.average([curve[epoch] for curve in curves], weights=sizes) for epoch in curves[0]}
-        steps[side] = max(min(FEWEST_STEPS, most), min(mean, key=lambda epoch: mean[epoch]))
-    side = _best(recipe, judged)
-    return side, steps[side], judged[side]
+    problem: TableProblem, recipe: Recipe, sides: Mapping[Side, EdgeList]
+) -> tuple[list[Run], Side, Judged]:
+    """Train `n_models` models on the graph that predicts held-out rows best, or on the first if none are held out."""
+    count, steps, share = int(recipe.options.n_models), int(recipe.options.steps), recipe.options.validation_fraction
+    if share is None:
+        share = HELD_OUT_SHARE if len(problem.labelled) >= ENOUGH else 0.0
+    held_out = hold_out(problem, share, recipe.seed)
+    once = held_out.valid.numel() > 0
+    splits = [held_out] if once else make_folds(problem, recipe.seed)
+    if splits:
+        tried, judged = {}, {}
+        for side, edges in sides.items():
+            label = f"model 1 of {count} {NAMES[side]}" if once else ""
+            tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
+            judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
+        for side, found in judged.items():
+            recipe.say(f"{NAMES[side]}: {found.words}")
+        side = min(judged, key=lambda side: judged[side].loss or 0.0)
+        runs, answer = tried[side] if once else [], judged[side]
+        if not once:
+            steps = best_steps(tried[side], splits, steps)
+    else:
+        side, runs, answer = next(iter(sides)), [], Judged(None, CAUTIOUS if problem.classes else 1.0)
+    for i in range(len(runs), count):
+        label = f"model {i + 1} of {count}"
+        runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=label))
+    return runs, side, judge(problem, [(held_out, runs)]) if once else answer
 
 
-def _best(recipe: Recipe, judged: Mapping[str | None, Judged]) -> str | None:
-    for side, found in judged.items():
-        recipe.say(f"{NAMES[side]}: {found.words}")
-    return min(judged, key=lambda side: judged[side].loss or 0.0)
+def best_steps(runs: list[Run], splits: list[Split], most: int) -> int:
+    """The number of steps with the best mean score over folds; at least `FEWEST_STEPS`, at most `most`."""
+    curves = [{row["epoch"]: row["valid"] for row in run.record.history if "valid" in row} for run in runs]
+    sizes = [split.valid.numel() for split in splits]
+    mean = {epoch: np.average([curve[epoch] for curve in curves], weights=sizes) for epoch in curves[0]}
+    return max(min(FEWEST_STEPS, most), min(mean, key=lambda epoch: mean[epoch]))
 
 
-def hold_out(problem: Problem, fraction: float, seed: int) -> Split:
-    """A share of the labelled rows held out, of every class the same share; one row of each class is always kept."""
+def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
+    """Holds out the same fraction of the labelled rows of every class; at least one row per class is trained on."""
     classes, order = _shuffled(problem, seed)
     counts = np.bincount(classes)
     quota = np.minimum(np.floor(fraction * counts + 1e-9), np.maximum(counts - 1, 0)).astype(np.int64)
     # What rounding leaves goes to the classes with the largest remainders.
     remainder = np.where(quota < counts - 1, fraction * counts - quota, -np.inf)
-    missing = max(1, round(fraction * len(order))) - quota.sum()
+    missing = max(int(fraction > 0), round(fraction * len(order))) - quota.sum()
     for label in np.argsort(-remainder, kind="stable")[: max(0, missing)]:
         quota[label] += np.isfinite(remainder[label])
     place = np.arange(len(order)) - np.searchsorted(classes[order], classes[order])  # within the class
     held = place < quota[classes[order]]
     rows = problem.labelled[order]
-    return make_split(HELD_OUT, np.sort(rows[~held]), np.sort(rows[held]))
+    return index_split(HELD_OUT, np.sort(rows[~held]), np.sort(rows[held]), [])
 
 
-def assign_folds(problem: Problem, folds: int, seed: int) -> Array:
-    """``[l]``: the fold of every labelled row, stratified; -1, always trained on, for the only row of a class."""
+def make_folds(problem: TableProblem, seed: int) -> list[Split]:
+    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out.
+
+    The only row of a class is always trained on.
+    """
     classes, order = _shuffled(problem, seed)
     fold = np.empty(len(classes), dtype=np.int64)
-    fold[order] = np.arange(len(classes)) % folds
-    return np.where((np.bincount(classes) == 1)[classes], -1, fold)
+    fold[order] = np.arange(len(classes)) % FOLDS
+    fold[(np.bincount(classes) == 1)[classes]] = -1
+    rows = problem.labelled
+    if (fold >= 0).sum() < JUDGES:
+        return []
+    return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
 
 
-def _shuffled(problem: Problem, seed: int) -> tuple[Array, Array]:
+def _shuffled(problem: TableProblem, seed: int) -> tuple[Array, Array]:
     """Class of every labelled row (zero for values), and a random order of the rows, sorted by class."""
     classes = np.zeros(len(problem.labelled), dtype=np.int64)
     if problem.classes:
         classes = problem.y[torch.from_numpy(problem.labelled)].numpy()
     order = np.random.RandomState(seed % 2**32).permutation(len(classes))
     return classes, order[np.argsort(classes[order], kind="stable")]
-
-
-def make_split(name: str, train_rows: Array, valid_rows: Array) -> Split:
-    nothing = torch.empty(0, dtype=torch.long)
-    return Split(name, torch.from_numpy(np.asarray(train_rows)), torch.from_numpy(np.asarray(valid_rows)), nothing)
