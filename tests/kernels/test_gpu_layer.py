@@ -472,6 +472,43 @@ def test_kernels_that_cannot_be_compiled_are_not_used(calls, monkeypatch):
     assert calls == []
 
 
+class Compiled:
+    """Stands for a kernel that Triton has compiled: takes pointers, numbers and constants in order."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __getitem__(self, grid):
+        return lambda *given: self.log.append(("again", grid, given))
+
+
+class Kernel(Compiled):
+    arg_names = ("X", "Y", "N", "scale", "D", "FLAG", "ROWS", "WIDTH")
+
+    def __getitem__(self, grid):
+        return lambda *given, **constants: self.log.append(("first", grid, given, constants)) or Compiled(self.log)
+
+
+def test_a_compiled_kernel_is_found_by_all_that_it_depends_on(monkeypatch):
+    log = []
+    monkeypatch.setattr(rows, "kernels", type("Kernels", (), {"work": Kernel(log)}))
+    monkeypatch.setattr(rows, "PASSES_ALL", True)
+    monkeypatch.setattr(rows, "_COMPILED", {})
+    x = torch.zeros(100, 8)
+    block, padded = rows._rows(8)
+    for _ in range(2):
+        rows.launch("work", x, 8, (x, None), (2.0,), FLAG=3)
+    assert log[0] == ("first", (1,), (x, None, 100, 2.0), {"FLAG": 3, "D": 8, "ROWS": block, "WIDTH": padded})
+    assert log[1] == ("again", (1, 1, 1), (x.data_ptr(), None, 100, 2.0, 8, 3, block, padded))
+    rows.launch("work", x[:50], 8, (x[:50], None), (4.0,), FLAG=3)
+    assert log[2] == ("again", (1, 1, 1), (x.data_ptr(), None, 50, 4.0, 8, 3, block, padded))
+    shifted = torch.zeros(801)[1:].view(100, 8)  # does not begin on a multiple of 16 bytes
+    others = [((shifted, None), 3), ((x, x), 3), ((x > 0, None), 3), ((x, None), 4)]
+    for tensors, flag in others:
+        rows.launch("work", x, 8, tensors, (2.0,), FLAG=flag)
+    assert [entry[0] for entry in log[3:]] == ["first"] * len(others)
+
+
 def test_few_launches_and_operations_per_layer(calls, monkeypatch):
     """The bounds are the point of the kernels; launches are counted, not made, so that no Triton is needed."""
     from torch.utils._python_dispatch import TorchDispatchMode

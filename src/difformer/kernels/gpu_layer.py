@@ -40,7 +40,7 @@ from difformer.shortcut import once_differentiated
 from difformer.sparse import add_product
 
 MOST_ELEMENTS = 1 << 24  # of the states, up to which queries, keys and values are kept: 64 MB each
-CHUNK = 1 << 24  # elements of the states that are worked on at a time beyond
+CHUNK = 1 << 23  # elements of the states that are worked on at a time beyond: 32 MB
 SCALES = 1e-3, 1e3  # weights of the source by which gradients may be multiplied and divided again
 
 Some = Tensor | None

@@ -69,12 +69,12 @@ def _runs_on(place: int) -> bool:
 def by_rows(x: Tensor) -> bool:
     """Whether ``x [N, d]`` is for the kernels: torch gives every row a block of threads, or makes several passes."""
     return (
-        x.device.type == DEVICE
+        is_eager(x)  # first: a compiler would follow what comes behind
+        and x.device.type == DEVICE
         and x.dim() == 2
         and x.shape[0] >= FEWEST_ROWS
-        and in_kernels(x.shape[1], x)
-        and is_eager(x)
         and not torch.is_autocast_enabled(DEVICE)
+        and in_kernels(x.shape[1], x)
     )
 
 
