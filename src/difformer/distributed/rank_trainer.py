@@ -36,12 +36,11 @@ from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
-from difformer.training.loop import Log, Save, Trainer
+from difformer.training.loop import Trainer
 from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
 from difformer.training.metrics import Metric
 from difformer.training.model import build_model, prepared_model, set_units
@@ -161,15 +160,9 @@ class RanksTrainer(Trainer):
         self.ranks = ranks
         super().__init__(task, split, config, seed, ranks.device, **given)
 
-    def run(
-        self,
-        callbacks: tuple[Callback, ...] = (),
-        log: Log | None = None,
-        save: Save | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> RunRecord:
+    def run(self, *given: Any, save: Any = None, stop: Any = None, **more: Any) -> RunRecord:
         asked, kept = stop or (lambda: False), save or (lambda snapshot: None)
-        return super().run(callbacks, log, kept, lambda: self.ranks.any(asked()))
+        return super().run(*given, save=kept, stop=lambda: self.ranks.any(asked()), **more)
 
     def _due(self) -> Due:
         return _SharedDue(self.config, self.ranks)

@@ -114,15 +114,15 @@ class Snapshot:
                 facts = json.loads(about.get("difformer", "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, ValueError, RecursionError, OSError) as error:
-            raise CheckpointError(f"{path}: damaged, or not a checkpoint: {error}") from error
+            raise CheckpointError(f"damaged, or not a checkpoint: {error}") from error
         if not isinstance(facts, dict) or type(facts.get("format")) is not int:
-            raise CheckpointError(f"{path}: not a checkpoint of a training run")
+            raise CheckpointError("not a checkpoint of a training run")
         # Checkpoints of version 0.1 have no hash.
         if about.get("hash", expected := _digest(tensors, about["difformer"])) != expected:
-            raise CheckpointError(f"{path}: damaged: its content is not what was written")
+            raise CheckpointError("damaged: its content is not what was written")
         if facts["format"] > FORMAT:
             raise CheckpointError(
-                f"{path}: written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
+                f"written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
             )
         return Snapshot(tensors, facts)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,12 +77,20 @@ def train_one(
     """
     chosen = task.splits[split] if isinstance(split, int) else split
     place = resolve(device)
-    with isolated_rng(place):
+    make = partial(Trainer, task, chosen, config, seed, place)
+    return train(make, seed, place, state=state, callbacks=tuple(callbacks), log=log, save=save, stop=stop)
+
+
+def train(
+    make: Callable[[], Trainer], seed: int, device: torch.device, *, state: Snapshot | None = None, **given: Any
+) -> RunRecord:
+    """Make a trainer, and run it from a state or from its beginning; nothing outside is disturbed."""
+    with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, chosen, config, seed, place)
+        trainer = make()
         if state is not None:
             state.into(trainer)
-        return trainer.run(tuple(callbacks), log, save, stop)
+        return trainer.run(**given)
 
 
 class Trainer:

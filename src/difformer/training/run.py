@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 
 from difformer.data import Task
 from difformer.errors import UserError
-from difformer.files import RunFolderError, only_one, sweep
 from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
 from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
@@ -142,40 +142,31 @@ def _train(
     stacked: bool,
     folder: RunFolder | None = None,
 ) -> Summary:
-    """Trains the seeds that are not finished, and keeps what they give in the folder, where there is one."""
+    """Trains the seeds that are not finished, and keeps what they give in the folder, if there is one."""
     records: list[RunRecord] = []
-    with stop_requests(callbacks) as stop, nullcontext() if folder is None else only_one(folder.path):
+    with stop_requests(callbacks) as stop, nullcontext() if folder is None else folder.held():
         given: dict[str, Any] = {"callbacks": callbacks, "stop": stop}
-        if folder is not None:
-            sweep(folder.path)
-            folder.warn_of_changes()
-        waiting = list(seeds if folder is None else folder.unfinished)
+        waiting = tuple(seeds) if folder is None else folder.unfinished
         if stacked and waiting:
             if folder is not None:
-                given |= {"state": folder.read_checkpoint(None), "save": lambda s: folder.write_checkpoint(None, s)}
+                given |= {"state": folder.read_checkpoint(None), "save": partial(folder.write_checkpoint, None)}
             # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
             runs = [Run(seed, split_number(task, seed), config) for seed in seeds]
             try:
                 found = train_stacked(task, runs, device, **given)
             except CheckpointError as error:
                 assert folder is not None
-                place = folder.checkpoint_file(None)
-                raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
+                raise folder.unusable(None, error) from error
             records = [one for one in found if isinstance(one, RunRecord) and one.seed in waiting]
-            if folder is not None:
-                for record in records:
-                    folder.begin_seed(record.seed, record.history)
-                    folder.write_record(record, task)
-                if not folder.unfinished:
-                    folder.checkpoint_file(None).unlink(missing_ok=True)
-            for one in found:
-                if isinstance(one, NonFiniteLossError):  # the other seeds are saved
-                    raise one
+            for record in records if folder is not None else ():
+                folder.begin_seed(record.seed, record.history)
+                folder.write_record(record, task)
+            if failed := [one for one in found if isinstance(one, NonFiniteLossError)]:
+                raise failed[0]  # the other seeds are saved
         for seed in () if stacked else waiting:
             if folder is not None:
-                state = folder.read_checkpoint(seed)
-                folder.begin_seed(seed, [] if state is None else state.facts["history"])
-                given |= {"state": state, **folder.writers(seed)}
+                folder.begin_seed(seed)
+                given |= folder.progress(seed)
             records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
             if folder is not None:
                 folder.write_record(records[-1], task)
@@ -183,9 +174,8 @@ def _train(
                 break
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
-    metric = chosen_metric(config, task)
+    metric, path = chosen_metric(config, task), None if folder is None else folder.path
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    path = None if folder is None else folder.path
     summary = Summary(results, metric.name, metric.higher_is_better, path, tuple(records))
     if not summary.complete or len(results) < len(seeds):
         again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()

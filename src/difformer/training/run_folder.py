@@ -26,9 +26,11 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +325,15 @@ class RunFolder:
                 f"{self.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
             )
 
-    def warn_of_changes(self) -> None:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Locks the folder against other processes, and clears up after one that was killed."""
+        with files.only_one(self.path):
+            files.sweep(self.path)
+            self._warn_of_changes()
+            yield
+
+    def _warn_of_changes(self) -> None:
         """Warns where a resumed run may differ by rounding: sums are the same to the bit only in the same order."""
         run = self.about["run"]
         found: list[tuple[str, Any, Any]] = [("torch", self.about["versions"]["torch"], torch.__version__)]
@@ -334,7 +344,7 @@ class RunFolder:
             warnings.warn(
                 f"{self.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
                 f"rounding",
-                stacklevel=4,
+                stacklevel=6,
             )
 
     # metrics.jsonl: a line that does not fit on the disk is removed.
@@ -352,17 +362,21 @@ class RunFolder:
                 found.append({name: v for name, v in row.items() if v is None or type(v) in (int, float)})
         return found
 
-    def begin_seed(self, seed: int, history: Iterable[Row]) -> None:
-        """Removes lines of a seed beyond `history`, which a killed process may have left."""
+    def begin_seed(self, seed: int, history: Iterable[Row] | None = None) -> None:
+        """Removes lines of a seed beyond `history`, or beyond its checkpoint, that a killed process may have left."""
+        if history is None:
+            state = self.read_checkpoint(seed)
+            history = [] if state is None else state.facts["history"]
         kept = [row for row in self.rows() if row["seed"] != seed and row["seed"] in self.seeds]
         write_bytes(within(self.path, self.path / METRICS), _lines([*kept, *({"seed": seed} | r for r in history)]))
 
-    def writers(self, seed: int) -> dict[str, Any]:
-        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
+    def progress(self, seed: int) -> dict[str, Any]:
+        """Arguments `state`, `log` and `save` of a trainer: its checkpoint, and where to write rows and snapshots."""
         path = within(self.path, self.path / METRICS)
         return {
+            "state": self.read_checkpoint(seed),
             "log": lambda rows: files.append_bytes(path, _lines({"seed": seed} | row for row in rows)),
-            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
+            "save": partial(self.write_checkpoint, seed),
         }
 
     # checkpoint.safetensors, and stack.safetensors as that of seed None
@@ -377,12 +391,15 @@ class RunFolder:
 
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
         """The checkpoint of a seed, or of a stack; None where there is none yet."""
-        path = self.checkpoint_file(seed)
-        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
         try:
-            return Snapshot.read(path) if path.is_file() else None
+            return Snapshot.read(path) if (path := self.checkpoint_file(seed)).is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train {whose}") from error
+            raise self.unusable(seed, error) from error
+
+    def unusable(self, seed: int | None, error: CheckpointError) -> RunFolderError:
+        """The error of a checkpoint, with its path and what to do."""
+        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
+        return RunFolderError(f"{self.checkpoint_file(seed)}: {error}; delete it to train {whose}")
 
     # Files of a seed that has ended
 
@@ -407,6 +424,8 @@ class RunFolder:
         if record.status != "interrupted":
             self.file(record.seed, CHECKPOINT).unlink(missing_ok=True)
         self.write_summary()
+        if not self.unfinished:
+            self.checkpoint_file(None).unlink(missing_ok=True)
 
     def result(self, seed: int) -> dict[str, Any] | None:
         """The result of a seed, an interrupted one included; None where it has none."""
