@@ -295,7 +295,7 @@ def test_several_models_get_one_budget_each(iris, tmp_path):
 
 
 def test_no_trial_starts_after_the_time_is_over(iris, tmp_path):
-    with pytest.raises(ValueError, match="none of 0 trials of mlp came through"):
+    with pytest.raises(ValueError, match="none of 0 trials of mlp succeeded"):
         tune(iris, Question("mlp", SPACE), trials=3, out=tmp_path, seconds=0)
     assert len(tune(iris, Question("mlp", SPACE), trials=3, out=tmp_path)["mlp"].trials) == 3
 

@@ -41,9 +41,9 @@ from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
 from difformer.training.loop import Trainer
-from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
+from difformer.training.losses import Ratio, make_loss
 from difformer.training.metrics import Metric
-from difformer.training.model import build_model, prepared_model, set_units
+from difformer.training.model import build_model, prepared_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord
 
@@ -186,23 +186,18 @@ class ShardedTrainer(RanksTrainer):
         def summed(x: Tensor) -> Tensor:
             return ranks.sum_(x.to(device), "plan").to(x.device)
 
-        targets = shard.y[split.train]
-        model = build_model(own, config, seed).to(device)
-        units = target_units(targets, own.num_outputs, own.problem, config, summed)
-        if units is not None:
-            set_units(model, *units)
+        targets = shard.y[split.train].to(device)
+        model = prepared_model(own, split, config, seed, device, summed)
         for value in model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        weights = class_weights(targets, own.num_outputs, summed).to(device) if config.class_weights else None
-        loss = problem_loss(own.problem, config.label_smoothing, weights)
-        loss = loss if units is None else scaled_loss(units[1].to(device))
-        mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
+        loss = make_loss(own, split, config, device, summed)
+        mass = summed(loss.mass(targets).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
         inputs = ShardInputs(features(shard.x, device), rows=rows)
         # The loss is a sum here; its mean is over the labels of all ranks.
-        feed = OnePassFeed(Step(inputs, targets.to(device), split.train.to(device), share=1 / mass, part=1 / mass))
+        feed = OnePassFeed(Step(inputs, targets, split.train.to(device), share=1 / mass, part=1 / mass))
         given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
         super().__init__(own, split, config, seed, ranks, **given)
         self.numbers = rows.numbers

@@ -23,47 +23,29 @@ from difformer.files import csv_text, write_bytes
 NO_BETTER = "no better than always predicting the most frequent class"
 COLLAPSED = 1e-3  # relative spread of outputs below which instances are not told apart
 
-# One row per epoch: "epoch", "loss" and, where the epoch was evaluated, "train", "valid", "test".
-Row = dict[str, Any]
+Row = dict[str, Any]  # one per epoch, see `RunRecord.history`
 RESULT = ("seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds")
 Status = Literal["finished", "stopped early", "interrupted"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training of one seed on one split.
+    """One training of one seed on one split."""
 
-    Args:
-        seed: Of initialisation, dropout and the order of batches.
-        split: Name of the split.
-        metric: What `train`, `valid` and `test` are.
-        best_epoch: The earliest epoch with the best validation score.
-        train: Metric at that epoch on the training part.
-        valid: On validation.
-        test: On test; NaN where a part is empty.
-        loss: Training loss of the last epoch.
-        history: One row per epoch, see `Row`.
-        seconds: Time spent training and evaluating.
-        state: Parameters and buffers of the best epoch, on the CPU.
-        outputs: What the best epoch gives for every instance: ``[N, C]``, ``[T, N, C]`` or ``[G, C]``, on the CPU.
-        status: How it ended.
-        notes: What the user should know about the run, see `warning_signs`; empty for most runs.
-    """
-
-    seed: int
-    split: str
-    metric: str
-    best_epoch: int
-    train: float
-    valid: float
-    test: float
-    loss: float
-    history: list[Row]
-    seconds: float
-    state: dict[str, Tensor] = field(repr=False)
-    outputs: Tensor = field(repr=False)
-    status: Status = "finished"
-    notes: tuple[str, ...] = ()
+    seed: int  #: Of initialisation, dropout and the order of batches.
+    split: str  #: Name of the split.
+    metric: str  #: Name of the metric of `train`, `valid` and `test`.
+    best_epoch: int  #: The earliest epoch with the best validation score.
+    train: float  #: Metric at that epoch on the training part; NaN if the part is empty, as below.
+    valid: float  #: On validation.
+    test: float  #: On test.
+    loss: float  #: Training loss of the last epoch.
+    history: list[Row]  #: One row per epoch: epoch, loss and, if it was evaluated, train, valid and test.
+    seconds: float  #: Time spent training and evaluating.
+    state: dict[str, Tensor] = field(repr=False)  #: Parameters and buffers of the best epoch, on the CPU.
+    outputs: Tensor = field(repr=False)  #: Of the best epoch, ``[N, C]``, ``[T, N, C]`` or ``[G, C]``, on the CPU.
+    status: Status = "finished"  #: How it ended: finished, stopped early or interrupted.
+    notes: tuple[str, ...] = ()  #: Signs that something went wrong; empty for most runs.
 
     @property
     def epochs(self) -> int:
@@ -77,21 +59,13 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and spread over the runs of one configuration.
+    """Mean and spread over the runs of one configuration."""
 
-    Args:
-        results: One `RunRecord.result` per run.
-        metric: What is reported.
-        higher_is_better: Whether a larger metric is a better one.
-        folder: The run folder, where there is one.
-        records: The runs themselves, where they were made in this process.
-    """
-
-    results: tuple[dict[str, Any], ...]
-    metric: str
-    higher_is_better: bool
-    folder: Path | None = None
-    records: tuple[RunRecord, ...] = field(default=(), repr=False)
+    results: tuple[dict[str, Any], ...]  #: One `RunRecord.result` per run.
+    metric: str  #: Name of the metric that is reported.
+    higher_is_better: bool  #: Whether a larger metric is better.
+    folder: Path | None = None  #: The run folder, if there is one.
+    records: tuple[RunRecord, ...] = field(default=(), repr=False)  #: The runs that were trained in this process.
 
     @property
     def complete(self) -> bool:

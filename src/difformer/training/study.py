@@ -28,7 +28,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -127,6 +127,13 @@ class Question:
             document["first"] = self.first
         return dict(json.loads(json.dumps(document)))  # as it is read back
 
+    def trial(
+        self, number: int, point: Point, values: Sequence[float], seconds: float, reason: str, curve: Any = ()
+    ) -> Trial:
+        """A trial that has ended with these scores, or was stopped for a reason."""
+        state, value = ("pruned", None) if reason else ("complete", sum(values) / len(values))
+        return Trial(number, point, state, value, round(seconds, 3), reason, self.model, curve)
+
     def why_not_stacked(self, task: Task) -> str:
         """Why its trials cannot be trained in stacks; empty where they can."""
         if self.sampler == "tpe":
@@ -212,81 +219,207 @@ def tune(
     if ranks is not None:
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
-    folder, listener = Path(out), on_trial if ranks is None or ranks.first else None
-    told: set[Work] = set()
-
-    def tell() -> None:
-        """Calls `on_trial` with every trial that has ended since the last look."""
-        if listener is None:
-            return
-        for trial in read_trials(folder):
-            if (trial.model, trial.number) not in told:
-                told.add((trial.model, trial.number))
-                listener(trial)
-
+        device, stacked, on_trial = str(ranks.device), False, on_trial if ranks.first else None
+    study = _Study(Path(out), asked, without_test(task), device, seconds, stacked, on_trial)
     with ExitStack() as held:
 
         def begin() -> list[Work]:
-            _check(task, asked)
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(only_one(folder))
-            return _left(folder, task, asked, trials)
+            study.check()
+            with writing(study.folder):
+                study.folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_one(study.folder))
+            return study.left(trials, task)
 
         left = first_does(begin)
-        told.update((trial.model, trial.number) for trial in read_trials(folder))
-        worker = _Worker(folder, asked, without_test(task), device, seconds, stacked, tell)
+        study.told.update((trial.model, trial.number) for trial in read_trials(study.folder))
         if ranks is not None:
-            own = dataclasses.replace(worker, device=str(ranks.device), stacked=False, number=ranks.rank)
-            own.work(left[ranks.rank :: ranks.size])
+            study.number = ranks.rank
+            study.work(left[ranks.rank :: ranks.size])
             ranks.wait_for_all()
         elif jobs > 1 and len(left) > 1:
-            _in_processes(worker, left, jobs)
+            study.work_in_processes(left, jobs)
         else:
-            worker.work(left)
-        tell()
-        found: dict[str, Tuned] = first_does(lambda: _best(folder, task, asked))
+            study.work(left)
+        study.tell()
+        found: dict[str, Tuned] = first_does(study.best)
         return found
 
 
-def _check(task: Task, questions: Sequence[Question]) -> None:
-    """Finds what is wrong with a request before anything is written."""
-    names = [question.model for question in questions]
-    if not names or len(set(names)) != len(names):
-        raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
-    for question in questions:
-        if not all(split.valid.numel() for split in task.splits[: question.runs]):
-            raise UserError(
-                f"task {task.name!r} has a split without validation instances: there is nothing to choose by"
-            )
-        if question.sampler == "tpe":
-            require("optuna", extra="tune", purpose="the sampler tpe")
-        question.metric(task)
-        for point in question.planned(2 + len(question.first)):
-            question.config(point)
+_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
+_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
 
 
-def _left(folder: Path, task: Task, questions: Sequence[Question], trials: int) -> list[Work]:
-    """Writes down what is asked, and returns the trials that are left; the folder must be locked."""
-    if (folder / OLD_STUDY).exists() and not (folder / STUDY).exists():
-        raise UserError(
-            f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
-        )
-    kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
-    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
-        raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
-    asked = {question.model: question.written(task) for question in questions}
-    for model, now in asked.items():
-        if model in kept and kept[model] != now:
+def read_trials(folder: Path, model: str | None = None) -> list[Trial]:
+    """Trials of a study that have ended, of one model or of all; a line that was cut off is skipped."""
+    found: dict[Work, Trial] = {}
+    names = {f.name for f in dataclasses.fields(Trial)}
+    for path in sorted(folder.glob("trials*.jsonl")):
+        for line in read_text(path).splitlines():
+            with suppress(ValueError, TypeError, AttributeError, RecursionError):
+                row = json.loads(line)
+                check(row, _TRIAL)
+                row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
+                trial = Trial(**{name: value for name, value in row.items() if name in names})
+                found.setdefault((trial.model, trial.number), trial)
+    return [found[key] for key in sorted(found) if model in (None, key[0])]
+
+
+@dataclass
+class _Study:
+    """A study, and what this process does of it; its clock starts when it is made."""
+
+    folder: Path
+    questions: Sequence[Question]
+    task: Task  # without its test parts
+    device: str
+    seconds: float  # after which no trial is started
+    stacked: bool | None
+    listener: Callable[[Trial], None] | None = None
+    number: int | None = None  # of this process, which writes its own file; None for the only one
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.seconds
+        self.told: set[Work] = set()
+
+    def check(self) -> None:
+        """Finds what is wrong with a request before anything is written."""
+        names = [question.model for question in self.questions]
+        if not names or len(set(names)) != len(names):
+            raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
+        for question in self.questions:
+            if not all(split.valid.numel() for split in self.task.splits[: question.runs]):
+                raise UserError(
+                    f"task {self.task.name!r} has a split without validation instances: there is nothing to choose by"
+                )
+            if question.sampler == "tpe":
+                require("optuna", extra="tune", purpose="the sampler tpe")
+            question.metric(self.task)
+            for point in question.planned(2 + len(question.first)):
+                question.config(point)
+
+    def left(self, trials: int, task: Task) -> list[Work]:
+        """Writes down what is asked about a task, and returns the trials to be made; the folder must be locked."""
+        path = self.folder / STUDY
+        if (self.folder / OLD_STUDY).exists() and not path.exists():
             raise UserError(
-                f"out: {folder} holds a study of {model} with {_differences(kept[model], now)}; to continue it repeat "
-                f"the earlier request, to start a new study choose another folder"
+                f"out: {self.folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another "
+                f"folder"
             )
-    write_json(folder / STUDY, kept | asked)
-    done = {(trial.model, trial.number) for trial in read_trials(folder)}
-    counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in questions}
-    every = [(model, number) for model, count in counts.items() for number in range(count)]
-    return [work for work in every if work not in done]
+        kept = read_json(path) if path.exists() else {}
+        if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
+            raise UserError(f"out: {path} is damaged; choose another folder")
+        asked = {question.model: question.written(task) for question in self.questions}
+        for model, now in asked.items():
+            if model in kept and kept[model] != now:
+                raise UserError(
+                    f"out: {self.folder} holds a study of {model} with {_differences(kept[model], now)}; to continue "
+                    f"it repeat the earlier request, to start a new study choose another folder"
+                )
+        write_json(path, kept | asked)
+        done = {(trial.model, trial.number) for trial in read_trials(self.folder)}
+        counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in self.questions}
+        every = [(model, number) for model, count in counts.items() for number in range(count)]
+        return [work for work in every if work not in done]
+
+    def tell(self) -> None:
+        """Calls the listener with every trial that has ended since the last call."""
+        for trial in read_trials(self.folder) if self.listener is not None else ():
+            if (trial.model, trial.number) not in self.told:
+                self.told.add((trial.model, trial.number))
+                self.listener(trial)
+
+    def best(self) -> dict[str, Tuned]:
+        """The best trial of each model so far, and all others."""
+        found = {}
+        for question in self.questions:
+            ended, metric = tuple(read_trials(self.folder, question.model)), question.metric(self.task)
+            complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
+            if not complete:
+                reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
+                raise UserError(f"trials: none of {len(ended)} trials of {question.model} succeeded: {reasons}")
+            sign = 1 if metric.higher_is_better else -1
+            best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
+            settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
+            found[question.model] = Tuned(best, settings, *rule, ended, self.folder, question.model)
+        return found
+
+    def work(self, left: Sequence[Work]) -> None:
+        """Makes trials in this process, and writes each down when it ends."""
+        name = "trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl"
+        for question in self.questions:
+            numbers = [number for model, number in left if model == question.model]
+            stacked = self.stacked
+            if stacked is None:
+                stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
+            for trials in self._in_stacks(question, numbers) if stacked else self._one_by_one(question, numbers):
+                lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
+                append_bytes(self.folder / name, "".join(lines).encode())
+                self.tell()
+
+    def _one_by_one(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
+        better = question.metric(self.task).higher_is_better
+        for number in numbers:
+            if time.monotonic() >= self.until:
+                return
+            known = read_trials(self.folder, question.model)
+            point, started = question.point(number, known, better), time.perf_counter()
+            watch, reason = _Watch(question, known, better), ""
+            try:
+                for run in range(question.runs):
+                    split, config = split_number(self.task, run), question.config(point)
+                    watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
+            except (_Hopeless, NonFiniteLossError) as error:
+                reason = str(error)
+            took = time.perf_counter() - started
+            yield [question.trial(number, point, watch.before, took, reason, tuple(watch.curve))]
+
+    def _in_stacks(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
+        """Points that share all that may not differ within a stack (hidden size, layers, …), together."""
+        planned = question.planned(max(numbers, default=0) + 1)
+        groups: dict[str, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(repr(apart(question.config(planned[number]))), []).append(number)
+        chunks = [g[i : i + POINTS_AT_ONCE] for g in groups.values() for i in range(0, len(g), POINTS_AT_ONCE)]
+        for group in chunks:
+            if time.monotonic() >= self.until:
+                return
+            started, seeds = time.perf_counter(), range(question.runs)
+            configs = [question.config(planned[number]) for number in group]
+            runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
+            results = iter(train_stacked(self.task, runs, self.device))
+            each, trials = (time.perf_counter() - started) / len(group), []
+            for number in group:
+                own = [next(results) for _ in seeds]
+                reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
+                values = [] if reason else [one.valid for one in own]
+                trials.append(question.trial(number, planned[number], values, each, reason))
+            yield trials
+
+    def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
+        """Shares trials among processes, each of which writes its own file and ends with this one."""
+        packed = io.BytesIO()
+        torch.save(self.task, packed)
+        about = (self.folder, self.questions, packed.getvalue(), self.device, self.seconds)
+        context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
+        try:
+            while not context.join(timeout=0.5):
+                self.tell()
+        finally:
+            for process in context.processes:
+                process.terminate()
+
+
+def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
+    def end_with_parent() -> None:  # an unfinished trial is made again when the study is continued
+        if (parent := multiprocessing.parent_process()) is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    folder, questions, packed, device, seconds = about
+    task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
+    _Study(folder, questions, task, device, seconds, stacked=False, number=number).work(left[number::jobs])
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
@@ -300,123 +433,6 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
         elif old != new:
             found.append("other data or splits" if key == "data" else f"{key}={old} (now {new})")
     return ", ".join(found)
-
-
-def _best(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
-    """The best trial of each model so far, and all others."""
-    found, every = {}, read_trials(folder)
-    for question in questions:
-        ended = tuple(trial for trial in every if trial.model == question.model)
-        complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
-        metric = question.metric(task)
-        if not complete:
-            reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
-            raise UserError(f"trials: none of {len(ended)} trials of {question.model} came through: {reasons}")
-        sign = 1 if metric.higher_is_better else -1
-        best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
-        settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
-        found[question.model] = Tuned(best, settings, *rule, ended, folder, question.model)
-    return found
-
-
-_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
-_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
-
-
-def read_trials(folder: Path) -> list[Trial]:
-    """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
-    found: dict[Work, Trial] = {}
-    names = {f.name for f in dataclasses.fields(Trial)}
-    for path in sorted(folder.glob("trials*.jsonl")):
-        for line in read_text(path).splitlines():
-            try:
-                row = json.loads(line)
-                check(row, _TRIAL)
-                row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
-                trial = Trial(**{name: value for name, value in row.items() if name in names})
-                found.setdefault((trial.model, trial.number), trial)
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                continue
-    return [found[key] for key in sorted(found)]
-
-
-@dataclass
-class _Worker:
-    """Makes trials in this process, and writes each down when it ends; its clock starts when it is made."""
-
-    folder: Path
-    questions: Sequence[Question]
-    task: Task  # without its test parts
-    device: str
-    seconds: float  # after which no trial is started
-    stacked: bool | None
-    tell: Callable[[], None]  # called whenever trials have ended
-    number: int | None = None  # of this process, which writes a file of its own; None for the only one
-
-    def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.seconds
-
-    def work(self, left: Sequence[Work]) -> None:
-        for question in self.questions:
-            numbers = [number for model, number in left if model == question.model]
-            stacked = self.stacked
-            if stacked is None:
-                stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
-            for trials in self._in_stacks(question, numbers) if stacked else self._one_by_one(question, numbers):
-                name = "trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl"
-                lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
-                append_bytes(self.folder / name, "".join(lines).encode())
-                self.tell()
-
-    def _one_by_one(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        better = question.metric(self.task).higher_is_better
-        for number in numbers:
-            if time.monotonic() >= self.until:
-                return
-            known = [trial for trial in read_trials(self.folder) if trial.model == question.model]
-            point, started = question.point(number, known, better), time.perf_counter()
-            watch, reason = _Watch(question, known, better), ""
-            try:
-                for run in range(question.runs):
-                    split, config = split_number(self.task, run), question.config(point)
-                    watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
-            except (_Hopeless, NonFiniteLossError) as error:
-                reason = str(error)
-            took = time.perf_counter() - started
-            yield [_trial(question, number, point, watch.before, took, reason, tuple(watch.curve))]
-
-    def _in_stacks(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        planned = question.planned(max(numbers, default=0) + 1)
-        for group in _groups(question, planned, numbers):
-            if time.monotonic() >= self.until:
-                return
-            started, seeds = time.perf_counter(), range(question.runs)
-            configs = [question.config(planned[number]) for number in group]
-            runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-            results = iter(train_stacked(self.task, runs, self.device))
-            each, trials = (time.perf_counter() - started) / len(group), []
-            for number in group:
-                own = [next(results) for _ in seeds]
-                reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
-                values = [] if reason else [one.valid for one in own]
-                trials.append(_trial(question, number, planned[number], values, each, reason))
-            yield trials
-
-
-def _trial(
-    question: Question, number: int, point: Point, values: list[float], seconds: float, reason: str, curve: Any = ()
-) -> Trial:
-    state, value = ("pruned", None) if reason else ("complete", sum(values) / len(values))
-    return Trial(number, point, state, value, round(seconds, 3), reason, question.model, curve)
-
-
-def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
-    found: dict[str, list[int]] = {}
-    for number in numbers:
-        found.setdefault(repr(apart(question.config(points[number]))), []).append(number)
-    for group in found.values():
-        yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
 
 
 def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
@@ -471,33 +487,6 @@ class _Watch:
             return
         if self.sign * value < self.sign * statistics.median(others):
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
-
-
-def _in_processes(worker: _Worker, left: Sequence[Work], jobs: int) -> None:
-    """Shares trials among processes, each of which writes a file of its own and ends with this one."""
-    packed = io.BytesIO()
-    torch.save(worker.task, packed)
-    about = (worker.folder, worker.questions, packed.getvalue(), worker.device, worker.seconds)
-    context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
-    try:
-        while not context.join(timeout=0.5):
-            worker.tell()
-    finally:
-        for process in context.processes:
-            process.terminate()
-
-
-def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
-    def end_with_parent() -> None:  # a trial is made again when a study is continued
-        if (parent := multiprocessing.parent_process()) is not None:
-            wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    folder, questions, packed, device, seconds = about
-    task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
-    _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left[number::jobs])
 
 
 def without_test(task: Task, runs: int | None = None) -> Task:
