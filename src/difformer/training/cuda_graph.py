@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from difformer.nn.dropout import dropout_key, dropout_keys
+from difformer.training.config import TrainConfig
+from difformer.training.devices import precision
 from difformer.training.feeds import NodesFeed
 from difformer.training.losses import Loss
 
@@ -90,9 +92,7 @@ class RecordedEpoch:
     Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
     """
 
-    def __init__(
-        self, model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
-    ) -> None:
+    def __init__(self, model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, config: TrainConfig) -> None:
         device = next(model.parameters()).device
         kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
         (step,) = feed.steps(1)
@@ -101,7 +101,7 @@ class RecordedEpoch:
         def train() -> None:
             model.zero_grad(set_to_none=True)  # made anew in the graph's own memory, and overwritten by every replay
             model.train()
-            with dropout_key(self._key), precision():
+            with dropout_key(self._key), precision(device, config):
                 outputs = step.inputs.outputs(model)
             found = loss(step.select(outputs).float(), step.targets)
             found.backward()
@@ -109,7 +109,7 @@ class RecordedEpoch:
 
         def evaluate() -> None:
             model.eval()
-            with torch.no_grad(), precision():
+            with torch.no_grad(), precision(device, config):
                 self._evaluated = feed.outputs(model)
 
         try:

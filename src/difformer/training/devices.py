@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from difformer.errors import UserError
+from difformer.training.config import TrainConfig
 
 # Of the free memory: gradients in flight, and what the allocator cannot use because it lies in pieces.
 SHARE = 0.7
@@ -39,8 +40,13 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     return found
 
 
+def precision(device: torch.device, config: TrainConfig) -> torch.autocast:
+    """Within it, forward passes have the precision of a configuration."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
 def describe(device: torch.device) -> str:
-    """The device for people."""
+    """The name of the device for people."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return platform.processor() or platform.machine()

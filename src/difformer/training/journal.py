@@ -62,6 +62,11 @@ class NonFiniteLossError(UserError, ArithmeticError):
         return type(self), (self.epoch, self.loss, self.config)
 
 
+def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    """Indices and targets of training, validation and test part, on a device."""
+    return {name: (index.to(device), task.y[index].to(device)) for name, index in split.parts().items()}
+
+
 class Journal:
     """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
 
@@ -77,8 +82,8 @@ class Journal:
     ) -> None:
         self.metric, self.split, self.config, self.seed, self.epochs = metric, split, config, seed, epochs
         # Metrics are counted in double precision, which Apple's GPUs do not have.
-        self.place = place = torch.device("cpu") if device.type == "mps" else device
-        self.parts = {name: (index.to(place), task.y[index].to(place)) for name, index in split.parts().items()}
+        self.place = torch.device("cpu") if device.type == "mps" else device
+        self.parts = parts_of(task, split, self.place)
         self.chooses = self._check(task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
@@ -146,15 +151,17 @@ class Journal:
 
     def record(self, **more: Any) -> RunRecord:
         """The run as a record."""
-        best = self.best or NOTHING
-        return _record(self.seed, self.split, self.metric, self.best_epoch, best, self.history, **more)
+        return _record(self.seed, self.split, self.metric, self.best_epoch, self.best or NOTHING, self.history, **more)
 
 
 def _record(
     seed: int, split: Split, metric: Metric, epoch: int, best: Measured, history: list[Row], **more: Any
 ) -> RunRecord:
-    more |= {**best, "loss": history[-1]["loss"] if history else math.nan, "history": history}
-    return RunRecord(seed, split.name, metric.name, epoch, **more)
+    loss = history[-1]["loss"] if history else math.nan
+    return RunRecord(seed, split.name, metric.name, epoch, **best, loss=loss, history=history, **more)
+
+
+Ended = RunRecord | NonFiniteLossError  # how a run of a stack ends
 
 
 @dataclass(frozen=True)
@@ -265,9 +272,7 @@ class StackJournal:
             for callback in callbacks:
                 callback.on_epoch(event)
 
-    def records(
-        self, outputs: Tensor, epoch: int, status: Status, seconds: float
-    ) -> list[RunRecord | NonFiniteLossError]:
+    def records(self, outputs: Tensor, epoch: int, status: Status, seconds: float) -> list[Ended]:
         """One per run, in their order; an error in place of a run whose loss did not stay finite.
 
         ``outputs [runs, …]`` are those of every run's best epoch, on the CPU; `status` is that of runs that did not
@@ -276,7 +281,7 @@ class StackJournal:
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
         flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
-        found: list[RunRecord | NonFiniteLossError] = []
+        found: list[Ended] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
             bad = [(row["epoch"], row["loss"]) for row in rows if not math.isfinite(row["loss"])]
@@ -288,18 +293,13 @@ class StackJournal:
             for at in self.measured_at:
                 if at <= len(rows):
                     rows[at - 1] |= {name: values[at - 1][p][i] for p, name in enumerate(PARTS)}
-            split = self.task.splits[run.split]
-            signs = warning_signs(self.task, split, outputs[i].float(), self.metric.name)
+            split, scores = self.task.splits[run.split], dict(zip(PARTS, best[i], strict=True))
             more: dict[str, Any] = {
                 "seconds": seconds / len(self.runs),
                 "state": self.model.state_of(i, flat, buffers),
                 "outputs": outputs[i].clone(),
                 "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
-                "notes": (*self.notes, *signs),
+                "notes": (*self.notes, *warning_signs(self.task, split, outputs[i].float(), self.metric.name)),
             }
-            found.append(
-                _record(
-                    run.seed, split, self.metric, best_epoch[i], dict(zip(PARTS, best[i], strict=True)), rows, **more
-                )
-            )
+            found.append(_record(run.seed, split, self.metric, best_epoch[i], scores, rows, **more))
         return found

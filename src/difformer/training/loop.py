@@ -24,22 +24,24 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Due, Snapshot
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
-from difformer.training.devices import resolve
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import Journal
+from difformer.training.journal import PARTS, Journal
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import learning_rate, make_optimizer
-from difformer.training.randomness import isolated_rng
+from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find
 
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # that the optimiser keeps of a parameter
 Log = Callable[[list[Row]], None]
 Save = Callable[[Snapshot], None]
 
@@ -89,7 +91,7 @@ def train(
         torch.manual_seed(seed)
         trainer = make()
         if state is not None:
-            state.into(trainer)
+            trainer.restore(state)
         return trainer.run(**given)
 
 
@@ -153,7 +155,6 @@ class Trainer:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
         due, one_pass = self._due(), self.one_pass
-        status: Status = "finished"
 
         def write(measured: dict[str, float] | None = None) -> None:
             self.seconds = time.perf_counter() - started
@@ -168,11 +169,10 @@ class Trainer:
             if journal.pending and (last or self.epoch % self.config.eval_every == 0):
                 found = self.evaluate() if outputs is None else outputs.detach()
                 measured = journal.measure(self.epoch, found)
-                if self.optimizer is None:  # nothing was trained, so that no loss is known yet
-                    index = self.split.train.to(found.device)
-                    journal.pending[-1] += self.loss(
-                        found.float()[index], self.task.y[self.split.train].to(found.device)
-                    )
+                if self.optimizer is None:  # nothing was trained, so no loss is known yet
+                    index = self.split.train
+                    targets = self.task.y[index].to(found.device)
+                    journal.pending[-1] += self.loss(found.float()[index.to(found.device)], targets)
                 if journal.judge(self.epoch, measured):
                     for name, value in self.model.state_dict().items():
                         self.best_state[name].copy_(value)
@@ -180,13 +180,13 @@ class Trainer:
                 for callback in callbacks:
                     callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
             if last or journal.out_of_patience(self.epoch):
-                status = "finished" if last else "stopped early"
+                status: Status = "finished" if last else "stopped early"
                 break
             stopping = stop is not None and stop()
             if self.epoch and (stopping or (save is not None and due(self.epoch))):
                 write()
                 if save is not None:
-                    save(Snapshot.of(self))
+                    save(self.snapshot())
                 due.done()
             if stopping:
                 status = "interrupted"
@@ -235,7 +235,7 @@ class Trainer:
         self.optimizer.step()
 
     def _forward(self, step: Step) -> Tensor:
-        with self._precision():
+        with precision(self.device, self.config):
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
@@ -250,8 +250,53 @@ class Trainer:
         if (recording := self._recording()) is not None:
             return recording.evaluate()
         self.model.eval()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), precision(self.device, self.config):
             return self.feed.outputs(self.model)
+
+    def snapshot(self) -> Snapshot:
+        """Everything that changes during training."""
+        tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
+        tensors |= {f"rng.{i}": value for i, value in enumerate(rng_state(self.device))}
+        if self.optimizer is not None:
+            for i, moments in self.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+        facts: dict[str, Any] = {name: getattr(self.journal, name) for name in ("best_epoch", "best", "history")}
+        facts |= {"seed": self.seed, "split": self.split.name, "device": self.device.type}
+        return Snapshot.copied(tensors, **facts, epoch=self.epoch, seconds=self.seconds)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continues from a snapshot of the same run."""
+        facts, journal = snapshot.facts, self.journal
+        for name, here in (("seed", self.seed), ("split", self.split.name)):
+            if facts.get(name) != here:
+                raise CheckpointError(f"the checkpoint is of {name} {facts.get(name)!r}, this run has {here!r}")
+        try:
+            self.model.load_state_dict(snapshot.part("model"))
+            best = snapshot.part("best")
+            for name, value in self.best_state.items():
+                value.copy_(best[name])
+            if self.optimizer is not None:
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                moments = {i: found for i in range(len(parameters)) if (found := snapshot.part(f"optimizer.{i}"))}
+                fits = all(
+                    found.keys() == MOMENTS
+                    and all(value.shape in ((), parameters[i].shape) for value in found.values())
+                    for i, found in moments.items()
+                )
+                if not fits or sum(map(len, moments.values())) != len(snapshot.part("optimizer")):
+                    raise UserError("its moments do not belong to the parameters")
+                groups = self.optimizer.state_dict()["param_groups"]
+                self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+            if facts["device"] == self.device.type:
+                set_rng_state(self.device, list(snapshot.part("rng").values()))
+            self.epoch, self.seconds = snapshot.epoch, float(facts["seconds"])
+            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"]
+            journal.best = None if known is None else {part: float(known[part]) for part in PARTS}
+            rows = facts["history"]
+            journal.history = [{**row, "epoch": int(row["epoch"]), "loss": float(row["loss"])} for row in rows]
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
     # What a trainer over ranks does differently
 
@@ -265,9 +310,6 @@ class Trainer:
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
         """Within it, dropout masks are those of an epoch."""
         return dropout_key(self.seed, epoch)
-
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _recording(self) -> RecordedEpoch | None:
         """The epoch as a CUDA graph; None where it cannot be recorded.
@@ -288,7 +330,7 @@ class Trainer:
         if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
             self._recorded, self._recorded_from = None, parts
             try:
-                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self._precision)
+                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
             except NotRecordableError as error:
                 self.notes.append(str(error))
         return self._recorded

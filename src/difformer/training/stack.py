@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 from difformer.data import Task
 from difformer.errors import UserError
@@ -33,14 +33,14 @@ from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
-from difformer.training.devices import chunks_that_fit, resolve, saved_bytes
+from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
 from difformer.training.feeds import NodesFeed, Step, make_feed
-from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
+from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import RunRecord, Status
+from difformer.training.record import Status
 from difformer.zoo import find, options_of
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
@@ -91,12 +91,11 @@ def train_stacked(
     place, listeners = resolve(device), tuple(callbacks)
     runs, hyper = _checked(task, runs)
     order = sorted(range(len(runs)), key=lambda i: runs[i].split)
-    found: dict[int, RunRecord | NonFiniteLossError] = {}
+    found: dict[int, Ended] = {}
 
-    def train(part: list[int]) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
+    def train(part: list[int]) -> tuple[Status, list[Ended]]:
         """One chunk, whose tensors are freed before the next."""
-        trainer = StackTrainer(task, [runs[i] for i in part], hyper, place)
-        whole = part == order
+        trainer, whole = StackTrainer(task, [runs[i] for i in part], hyper, place), part == order
         if state is not None and whole:  # one that did not fit into memory starts again in halves
             trainer.restore(state)
         status = trainer.run(listeners, stop, save if whole else None)
@@ -144,18 +143,16 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -> str:
-    """Why runs cannot be stacked; empty where they can."""
-    if not find(config.model).stackable:
-        return "the model is not one that can be stacked"
-    if config.options.get("method") == "dopri5":
-        return "an adaptive solver takes as many steps as one run needs"
-    if task.kind == "graphs":
-        return "batches of graphs differ from seed to seed"
-    if task.kind == "nodes" and config.batch_size is not None and config.batch_size < task.num_nodes:
-        return "mini-batches differ from seed to seed"
-    if task.kind == "series" and len(set(splits)) > 1:
-        return "runs on a series must share their split"
-    return ""
+    """Why runs cannot be stacked; empty if they can."""
+    batches = task.kind == "nodes" and (config.batch_size or task.num_nodes) < task.num_nodes
+    reasons = {
+        "the model is not one that can be stacked": not find(config.model).stackable,
+        "an adaptive solver takes as many steps as one run needs": config.options.get("method") == "dopri5",
+        "batches of graphs differ from seed to seed": task.kind == "graphs",
+        "mini-batches differ from seed to seed": batches,
+        "runs on a series must share their split": task.kind == "series" and len(set(splits)) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
@@ -192,10 +189,8 @@ class _WithPenalty(nn.Module):
 
     def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
         outputs = inputs(self.model)
-        # Nobody reads the penalty of an evaluation.
-        if self.penalty is None or not torch.is_grad_enabled():
-            return outputs, outputs.new_zeros(())
-        return outputs, self.penalty()
+        needed = self.penalty is not None and torch.is_grad_enabled()  # an evaluation does not use it
+        return outputs, self.penalty() if needed else outputs.new_zeros(())
 
 
 class StackModel:
@@ -211,29 +206,26 @@ class StackModel:
         device: torch.device,
         penalty: Callable[[], Tensor] | None = None,
     ) -> None:
-        def stacked(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
-            return {name: torch.stack([state[name].detach().to(device) for state in states]) for name in names}
-
-        states = [model.state_dict(keep_vars=True) for model in models]
-        self.names = tuple(states[0])
-        trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
-        self.shapes = {name: value.shape for name, value in states[0].items() if name in trained}
+        parameters, buffers = stack_module_state(list(models))
+        trained = {name: value.detach() for name, value in parameters.items() if value.requires_grad}
+        self.names, self.shapes = (
+            tuple(models[0].state_dict()),
+            {name: value.shape[1:] for name, value in trained.items()},
+        )
         # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
-        rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
-        self.flat = torch.stack([row.to(device) for row in rows])
-        self.buffers = stacked(states, [name for name in states[0] if name not in trained])
+        self.flat = torch.cat([value.reshape(len(models), -1) for value in trained.values()], 1).to(device)
+        others = {n: value.detach().to(device) for n, value in (parameters | buffers).items() if n not in trained}
+        self.buffers = {name: value for name, value in others.items() if name in self.names}
         # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
-        own = [dict(model.named_buffers()) for model in models]
-        self._fixed = stacked(own, [name for name in own[0] if name not in states[0]])
+        self._fixed = {name: value for name, value in others.items() if name not in self.names}
         self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
         self._module = _WithPenalty(models[0].to(device), penalty)
         self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
-        self._holders = {}  # modules that have a plain attribute of a name that differs
-        for name in hyper:
-            found = [module for module in models[0].modules() if isinstance(vars(module).get(name), float | int)]
-            if not found:
-                raise UserError(f"{name} differs between the runs, but no module of {type(models[0]).__name__} has it")
-            self._holders[name] = found
+        modules = list(models[0].modules())
+        # Modules that have a plain attribute of a name that differs.
+        self._holders = {name: [m for m in modules if isinstance(vars(m).get(name), float | int)] for name in hyper}
+        if missing := next((name for name, found in self._holders.items() if not found), None):
+            raise UserError(f"{missing} differs between the runs, but no module of {type(models[0]).__name__} has it")
 
     def parameters(self, flat: Tensor) -> dict[str, Tensor]:
         """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
@@ -306,8 +298,7 @@ class StackTrainer:
         self.groups: list[Group] = []
         for number, members in groupby(range(len(runs)), key=lambda run: runs[run].split):
             own, split = list(members), task.splits[number]
-            parts = {name: (i.to(device), task.y[i].to(device)) for name, i in split.parts().items()}
-            loss = make_loss(task, split, config, device)
+            loss, parts = make_loss(task, split, config, device), parts_of(task, split, device)
             self.groups.append(Group(slice(own[0], own[-1] + 1), split, loss, parts))
         self.keys = dropout_keys([run.seed for run in runs], range(1, config.epochs + 1)).to(device)
         factors = [learning_rate(config, e) / config.learning_rate for e in range(1, config.epochs + 1)]
@@ -403,16 +394,14 @@ class StackTrainer:
         waits = due and self.journal.metric.name not in RECORDABLE
         if graph is None and self._can_record and self.epoch >= LAUNCHED and due in self._launched and not waits:
             try:
-                graph = self._recorder.record(lambda: self._turn_by_kernels(due))
+                graph = self._recorded[due] = self._recorder.record(lambda: self._turn_by_kernels(due))
             except NotRecordableError as error:
                 self._can_record = False
                 self.journal.notes.append(str(error))
         if graph is not None:
-            self._recorded[due] = graph
-            graph.replay()
-        else:
-            self._turn_by_kernels(due)
-            self._launched.add(due)
+            return graph.replay()
+        self._turn_by_kernels(due)
+        self._launched.add(due)
 
     def _turn_by_kernels(self, due: bool) -> None:
         leaves, passed = self.model.leaves(), None
@@ -426,7 +415,7 @@ class StackTrainer:
 
     def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with precision(self.device, self.config):
             return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
 
     def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
@@ -472,10 +461,10 @@ class StackTrainer:
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
         parameters = self.model.parameters(self.model.flat if flat is None else flat)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with precision(self.device, self.config):
             return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
 
-    def records(self, status: Status) -> list[RunRecord | NonFiniteLossError]:
-        """One per run, in their order; an error in place of a run whose loss did not stay finite."""
+    def records(self, status: Status) -> list[Ended]:
+        """One per run, in their order."""
         outputs = self._evaluate(self.journal.best_flat, self.journal.best_buffers).cpu()
         return self.journal.records(outputs, self.epoch, status, self.seconds)
