@@ -36,7 +36,6 @@ from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
@@ -45,7 +44,7 @@ from difformer.training.losses import Ratio, make_loss
 from difformer.training.metrics import Metric
 from difformer.training.model import build_model, prepared_model
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, RunRecord
+from difformer.training.record import Row
 
 
 def check_config(partition: Partition, config: TrainConfig) -> None:
@@ -141,18 +140,6 @@ class ShardedJournal(SharedJournal):
         }
 
 
-class _SharedDue(Due):
-    """Rank 0's clock decides for all."""
-
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
-        super().__init__(config)
-        self.ranks = ranks
-
-    def __call__(self, epoch: int) -> bool:
-        due = super().__call__(epoch)
-        return self.ranks.any(due and self.ranks.first)
-
-
 class RanksTrainer(Trainer):
     """What trainers over ranks share; to be made and used by all ranks together, inside `isolated_rng`."""
 
@@ -160,12 +147,8 @@ class RanksTrainer(Trainer):
         self.ranks = ranks
         super().__init__(task, split, config, seed, ranks.device, **given)
 
-    def run(self, *given: Any, save: Any = None, stop: Any = None, **more: Any) -> RunRecord:
-        asked, kept = stop or (lambda: False), save or (lambda snapshot: None)
-        return super().run(*given, save=kept, stop=lambda: self.ranks.any(asked()), **more)
-
-    def _due(self) -> Due:
-        return _SharedDue(self.config, self.ranks)
+    def _anywhere(self, asked: bool) -> bool:
+        return self.ranks.any(asked)  # only rank 0 saves, so that its clock decides for all
 
     def _update(self) -> None:
         sum_gradients(self.model.parameters(), self.ranks)

@@ -101,7 +101,7 @@ class RecordedEpoch:
         def train() -> None:
             model.zero_grad(set_to_none=True)  # made anew in the graph's own memory, and overwritten by every replay
             model.train()
-            with dropout_key(self._key), precision(device, config):
+            with dropout_key(self._key), precision(device, config.precision):
                 outputs = step.inputs.outputs(model)
             found = loss(step.select(outputs).float(), step.targets)
             found.backward()
@@ -109,7 +109,7 @@ class RecordedEpoch:
 
         def evaluate() -> None:
             model.eval()
-            with torch.no_grad(), precision(device, config):
+            with torch.no_grad(), precision(device, config.precision):
                 self._evaluated = feed.outputs(model)
 
         try:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from difformer.errors import UserError
-from difformer.training.config import TrainConfig
 
 # Of the free memory: gradients in flight, and what the allocator cannot use because it lies in pieces.
 SHARE = 0.7
@@ -40,9 +39,9 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     return found
 
 
-def precision(device: torch.device, config: TrainConfig) -> torch.autocast:
-    """Within it, forward passes have the precision of a configuration."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+def precision(device: torch.device, name: str) -> torch.autocast:
+    """Within it, forward passes have a precision: ``"float32"`` or ``"bf16"``."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16")
 
 
 def describe(device: torch.device) -> str:

@@ -154,7 +154,7 @@ class BatchesFeed(Feed):
         home = device if has_room(device, _bytes(task)) else None
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
-        self._in_one_pass: bool | None = None  # asked once, so that all evaluations are alike
+        self._in_one_pass: bool | None = None  # decided once, so that all evaluations are alike
         self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
         self._graph: Graph | None = None
         self._whole: Inputs | None = None
@@ -169,14 +169,16 @@ class BatchesFeed(Feed):
                 yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
 
     def outputs(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer) or self._fits(model):
+        if self._fits(model):
             return super().outputs(model)
+        assert isinstance(model, DIFFormer)
         outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
         return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer) or self._fits(model):
+        if self._fits(model):
             return super().states(model)
+        assert isinstance(model, DIFFormer)
         if self._storage is None:  # the whole graph is moved and normalised once
             needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
             self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
@@ -185,19 +187,20 @@ class BatchesFeed(Feed):
         return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
 
     def _rows(self, model: DIFFormer) -> int:
-        """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
+        """Rows per chunk of an evaluation; if they are added up one by one, small chunks save nothing and cost time."""
         sums = all(layer.form in ADDED for layer in _layers(model))
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
-    def _fits(self, model: DIFFormer) -> bool:
+    def _fits(self, model: nn.Module) -> bool:
         """Whether the whole graph goes through a model in one pass."""
         if self._in_one_pass is None and not can_chunk(model):
             self._in_one_pass = True
         if self._in_one_pass is None:
+            assert isinstance(model, DIFFormer)
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            # The one holds all pairs at once, the other is not exact.
+            # The first holds all pairs at once, the second is not exact.
             other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
         return self._in_one_pass
@@ -224,8 +227,8 @@ def _bytes(task: Task) -> int:
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
-def can_chunk(model: DIFFormer) -> bool:
-    """Whether rows can be answered in chunks: only by the model of this package, every part of it as it was written.
+def can_chunk(model: nn.Module) -> bool:
+    """Whether rows can be answered in chunks: only by an unmodified DIFFormer.
 
     A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.
     """

@@ -1,9 +1,9 @@
 """The training loop: one for every kind of task, every model and every device.
 
 Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the training loss; the evaluation of epoch e measures
-θ_e on all three parts from one forward pass. Where a forward pass in training is the same as in evaluation (no dropout,
-no batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient *is* the evaluation of θ_e,
-and an epoch costs one forward and one backward pass in all.
+θ_e on all three parts from one forward pass. If a forward pass in training is the same as in evaluation (no dropout, no
+batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient is the evaluation of θ_e, and an
+epoch costs one forward and one backward pass in all.
 
 **What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
 and batches are functions of seed and epoch, the same on every device. Models are initialised from a private generator,
@@ -67,7 +67,7 @@ def train_one(
         config: Model and training.
         seed: Of everything that is random.
         device: See `difformer.training.devices.resolve`.
-        state: A snapshot of an earlier training of the same run, which is resumed.
+        state: A snapshot to resume from.
         callbacks: Called after every evaluated epoch.
         log: Called with the rows of new epochs, each row once.
         save: Called with a snapshot to resume from, as often as the configuration says.
@@ -100,14 +100,11 @@ class Trainer:
 
     Args:
         task, split, config, seed, device: As in `train_one`.
-        model: Trained instead of the configuration's model; already on the device.
-        feed: Used instead of the task's own feed.
-        loss: Used instead of the configuration's loss: ``(outputs, targets) -> scalar``.
-        metric: Chooses the epoch instead of the configuration's metric.
+        model: Trained in place of the configuration's model; already on the device.
+        feed: Used in place of the task's own feed.
+        loss: Used in place of the configuration's loss: ``(outputs, targets) -> scalar``.
+        metric: Chooses the epoch in place of the configuration's metric.
         journal: Makes the journal; takes the arguments of `Journal`.
-
-    Attributes:
-        notes: What the user should know about this run, such as why its epochs could not be recorded.
     """
 
     def __init__(
@@ -136,7 +133,7 @@ class Trainer:
         self.journal = journal(chosen, task, split, config, seed, self.epochs, device)
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
         self._recorded: RecordedEpoch | None = None
         self._recorded_from: tuple[object, ...] = ()
 
@@ -154,7 +151,7 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
-        due, one_pass = self._due(), self.one_pass
+        due, one_pass = Due(self.config), self.one_pass
 
         def write(measured: dict[str, float] | None = None) -> None:
             self.seconds = time.perf_counter() - started
@@ -182,8 +179,8 @@ class Trainer:
             if last or journal.out_of_patience(self.epoch):
                 status: Status = "finished" if last else "stopped early"
                 break
-            stopping = stop is not None and stop()
-            if self.epoch and (stopping or (save is not None and due(self.epoch))):
+            stopping = self._anywhere(stop is not None and stop())
+            if self.epoch and (stopping or self._anywhere(save is not None and due(self.epoch))):
                 write()
                 if save is not None:
                     save(self.snapshot())
@@ -200,7 +197,7 @@ class Trainer:
         return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=notes)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
-        """One epoch more, without evaluation; `whole_outputs` is its forward pass where that has been made."""
+        """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""
         recorded = torch.zeros((), device=self.device)
         self.journal.pending.append(recorded)
         self.epoch += 1
@@ -235,7 +232,7 @@ class Trainer:
         self.optimizer.step()
 
     def _forward(self, step: Step) -> Tensor:
-        with precision(self.device, self.config):
+        with precision(self.device, self.config.precision):
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
@@ -250,7 +247,7 @@ class Trainer:
         if (recording := self._recording()) is not None:
             return recording.evaluate()
         self.model.eval()
-        with torch.no_grad(), precision(self.device, self.config):
+        with torch.no_grad(), precision(self.device, self.config.precision):
             return self.feed.outputs(self.model)
 
     def snapshot(self) -> Snapshot:
@@ -303,19 +300,19 @@ class Trainer:
     def _warnings(self, outputs: Tensor) -> list[str]:
         return warning_signs(self.task, self.split, outputs, self.journal.metric.name)
 
-    def _due(self) -> Due:
-        """Says when the next checkpoint is due."""
-        return Due(self.config)
+    def _anywhere(self, asked: bool) -> bool:
+        """Whether any rank is asked to stop, or to save."""
+        return asked
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
         """Within it, dropout masks are those of an epoch."""
         return dropout_key(self.seed, epoch)
 
     def _recording(self) -> RecordedEpoch | None:
-        """The epoch as a CUDA graph; None where it cannot be recorded.
+        """The epoch as a CUDA graph; None if it cannot be recorded.
 
-        Made at its first use, and made anew when model, feed or loss have been replaced since. Models that can be
-        stacked never look at a value, which would keep them from being recorded.
+        Recorded at its first use, and again when model, feed or loss have been replaced since. Models that can be
+        stacked never read a value from the device, which would keep them from being recorded.
         """
         if not (
             self.device.type == "cuda"

@@ -415,7 +415,7 @@ class StackTrainer:
 
     def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
-        with precision(self.device, self.config):
+        with precision(self.device, self.config.precision):
             return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
 
     def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
@@ -461,7 +461,7 @@ class StackTrainer:
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
         parameters = self.model.parameters(self.model.flat if flat is None else flat)
-        with precision(self.device, self.config):
+        with precision(self.device, self.config.precision):
             return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
 
     def records(self, status: Status) -> list[Ended]:

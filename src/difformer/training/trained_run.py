@@ -25,7 +25,7 @@ from difformer.files import RunFolderError
 from difformer.nn.inspection import EnergyProfile
 from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
-from difformer.training.devices import resolve
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
 from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
@@ -57,21 +57,21 @@ class Loaded:
     task: Task
     split: Split
     precision: str = "float32"
-    new: int | None = None  # where new instances begin; None where there are none
+    new: int | None = None  # where new instances begin; None if there are none
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
-        with torch.no_grad(), self._precision():
-            return self.feed.outputs(self.model).float().cpu()
+        return self._passed(self.feed.outputs)
 
     def states(self) -> Tensor:
-        with torch.no_grad(), self._precision():
-            return self.feed.states(self.model).float().cpu()
+        """States before the output layer, of all instances, on the CPU."""
+        return self._passed(self.feed.states)
 
-    def _precision(self) -> torch.autocast:
-        """Passes as the training made them, so that a run is measured as it was chosen."""
-        kind = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
-        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+    def _passed(self, ask: Callable[[nn.Module], Tensor]) -> Tensor:
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        # As in training, so that a run is measured as it was chosen.
+        with torch.no_grad(), precision(device, self.precision):
+            return ask(self.model).float().cpu()
 
 
 def load_run(
