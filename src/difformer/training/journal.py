@@ -1,9 +1,8 @@
 """What was measured, epoch by epoch, and the best epoch: the earliest one with the best validation score.
 
-`Journal` is that of one run. `StackJournal` is that of runs trained as one, with a leading axis: losses, metrics, the
-best epoch of every run, its parameters and the count of epochs are tensors on the device that are changed in place, so
-that a recorded epoch reads and writes where it did when it was recorded. A run that is out of patience is marked, and
-not changed by what comes after.
+`Journal` is for one run. `StackJournal` is for runs trained as one: losses, metrics, the best epoch of every run, its
+parameters and the count of epochs are tensors on the device, which are changed in place, so that a recorded epoch reads
+and writes where it did when it was recorded. A run that is out of patience is marked and no longer changes.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ if TYPE_CHECKING:
 PARTS = ("train", "valid", "test")
 NOTHING = dict.fromkeys(PARTS, math.nan)
 Measured = dict[str, float]
-# Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
-AT_ONCE = ("accuracy", "broadcast-mse")
-# Metrics that never wait for a value; with the others an evaluation cannot be recorded, and spoils what tries to.
-RECORDABLE = (*AT_ONCE, "rocauc")
-LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two looks at whether all runs have stopped
+AT_ONCE = ("accuracy", "broadcast-mse")  # metrics that `vmap` can take: no shape depends on data
+RECORDABLE = (*AT_ONCE, "rocauc")  # metrics that never wait for a value, so that an evaluation can be recorded
+LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two checks whether all runs have stopped
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -91,26 +88,26 @@ class Journal:
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
 
     def _check(self, num_outputs: int) -> bool:
-        """Whether there is a validation part to choose the epoch by; refuses one that no output is measured by."""
+        """Whether there is a validation part to choose the epoch by; refuses one on which the metric is not defined."""
         self.metric.check(self.parts["valid"][1], num_outputs)
         return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
-        """The metric of an epoch's outputs on every part, NaN on one that is empty."""
+        """The metric of an epoch's outputs on every part, NaN on an empty one."""
         outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
             chosen = outputs[index]
             finite.append(chosen.isfinite().all())
             values.append(self.metric(chosen, targets) if index.numel() else outputs.new_tensor(math.nan))
-        # One transfer for everything: a device is waited for once.
+        # One transfer for everything: the device is waited for once.
         numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
         if not all(numbers[len(PARTS) :]):
             raise self._diverged(epoch)
         return dict(zip(PARTS, numbers, strict=False))
 
     def _diverged(self, epoch: int) -> NonFiniteLossError:
-        """The first loss that is not finite comes before outputs that are not."""
+        """The error of the first loss that is not finite, or of outputs that are not."""
         losses: list[float] = torch.stack(self.pending).tolist() if self.pending else []
         for number, loss in enumerate(losses, epoch - len(losses) + 1):
             if not math.isfinite(loss):
@@ -126,12 +123,12 @@ class Journal:
         return True
 
     def out_of_patience(self, epoch: int) -> bool:
-        """Whether `patience` epochs have gone by since the best one; asked and answered at evaluated epochs."""
-        asked = epoch % self.config.eval_every == 0
-        return asked and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
+        """Whether to stop after an epoch, if it was evaluated."""
+        evaluated = epoch % self.config.eval_every == 0
+        return evaluated and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured."""
+        """Makes the missing rows up to `epoch`, the last of them with what was measured."""
         if not self.pending:
             return []
         losses: list[float] = torch.stack(self.pending).tolist()
@@ -166,7 +163,7 @@ Ended = RunRecord | NonFiniteLossError  # how a run of a stack ends
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a stack: its seed, the number of its split, and the configuration it would have alone."""
+    """One run of a stack: its seed, the number of its split, and its configuration."""
 
     seed: int
     split: int
@@ -175,7 +172,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring runs on one split: which, their loss, and indices and targets of each part."""
+    """Adjacent runs on one split: which, their loss, and indices and targets of each part."""
 
     runs: slice
     split: Split
@@ -184,15 +181,7 @@ class Group:
 
 
 class StackJournal:
-    """Scores of runs that share everything but seed, split and some hyper-parameters; all of it on the device.
-
-    Attributes:
-        clock: ``[1]`` epochs that are finished.
-        best_flat: ``[runs, P]`` parameters of every run's best epoch; best_buffers: the buffers of that epoch.
-        ended: ``[runs]`` epoch after which a run stopped early; 0 while it is training.
-        broken: ``[runs]`` first epoch with outputs that are not finite; 0 where there is none.
-        notes: What holds for all runs of the stack.
-    """
+    """Losses, metrics and best epochs of runs trained as one, on the device."""
 
     def __init__(
         self, task: Task, runs: Sequence[Run], groups: Sequence[Group], model: StackModel, device: torch.device
@@ -200,24 +189,24 @@ class StackJournal:
         self.task, self.runs, self.groups, self.model, self.device = task, runs, groups, model, device
         self.config = config = runs[0].config
         self.metric = chosen_metric(config, task)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # about all runs
         for group in groups:
             self.metric.check(group.parts["valid"][1], task.num_outputs)
         count = len(runs)
-        self.clock = torch.zeros(1, dtype=torch.long, device=device)
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)  # epochs that are finished
         self.losses = torch.full((config.epochs, count), math.nan, device=device)
         self.measured = torch.full((config.epochs, 3, count), math.nan, dtype=torch.float64, device=device)
         self.measured_at: list[int] = []
         self.best = torch.full((3, count), math.nan, dtype=torch.float64, device=device)
         self.best_epoch = torch.zeros(count, dtype=torch.long, device=device)
-        self.best_flat = model.flat.clone()
+        self.best_flat = model.flat.clone()  # [runs, P] parameters of every run's best epoch
         self.best_buffers = {name: value.clone() for name, value in model.buffers.items()}
-        self.ended = torch.zeros_like(self.best_epoch)
-        self.broken = torch.zeros_like(self.best_epoch)
+        self.ended = torch.zeros_like(self.best_epoch)  # epoch after which a run stopped early; 0 while it trains
+        self.broken = torch.zeros_like(self.best_epoch)  # first epoch with outputs that are not finite; 0 if none
 
     @torch.no_grad()
     def measure(self, outputs: Tensor) -> None:
-        """Metrics ``[3, runs]`` of the epoch; keeps the parameters of runs that are best on validation so far."""
+        """Measures the outputs of an epoch; keeps the parameters of runs that are best on validation so far."""
         outputs = outputs.float()
         measured = torch.stack(
             [torch.cat([self._metric(*g.parts[name], outputs[g.runs]) for g in self.groups]) for name in PARTS]
@@ -255,7 +244,7 @@ class StackJournal:
         return torch.stack([self.metric(run, targets).double() for run in chosen])
 
     def all_stopped(self) -> bool:
-        """Whether all runs have stopped; asking waits for the device."""
+        """Whether all runs have stopped; this waits for the device."""
         if self.config.patience is None or len(self.measured_at) % LOOK_EVERY.get(self.device.type, 1):
             return False
         return bool((self.ended > 0).all())

@@ -1,15 +1,15 @@
 """Stacked training: runs that share shapes are trained as one model with a leading axis.
 
-Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ from run to
-run; everything that changes a shape or the order of operations may not. Each run has the initialisation, the dropout
-masks and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a
-GPU idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
+Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ between
+runs; whatever changes a shape or the order of operations may not. Each run has the initialisation, the dropout masks
+and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a GPU
+idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
 `torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
-the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, put in place of
-the modules' plain attributes during the pass. Nothing is read from the device while it works: callbacks look at every
-evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a GPU it is
-recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, which replace the
+modules' plain attributes during the pass. Nothing is read from the device during an epoch, only by callbacks and now
+and then by early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
+(`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
@@ -71,21 +71,20 @@ def train_stacked(
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
-        runs: Seed, split and configuration of each run; configurations differ in `RATES` and `HYPER` alone.
+        runs: Seed, split and configuration of each run; configurations differ only in `RATES` and `HYPER`.
         device: See `difformer.training.devices.resolve`.
         callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
         stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
-            started are left out of the result.
-        chunk: Largest number of runs to train as one; None leaves it to the memory.
-        state: A snapshot of the same stack, which is resumed.
-        save: Called with a snapshot to resume from, as often as the configuration says; only where all runs fit into
-            one chunk.
+            started are not in the result.
+        chunk: Largest number of runs to train as one; by default as many as fit.
+        state: A snapshot of the same stack to resume from.
+        save: Called with a snapshot, as often as configured; only if all runs fit into one chunk.
 
     Returns:
         One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
 
     Raises:
-        CheckpointError: If `state` is one of other runs.
+        CheckpointError: If `state` belongs to other runs.
         UserError: If the runs cannot be stacked, naming what differs.
     """
     place, listeners = resolve(device), tuple(callbacks)
@@ -129,11 +128,11 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
-    for run in runs:
-        if not 0 <= run.split < len(task.splits):
-            raise UserError(f"split {run.split} of a run: task {task.name!r} has {len(task.splits)} splits")
-    for name, other in ((name, other) for other in others for name in common if other.get(name) != common[name]):
-        reason = reason or f"{name} is {common[name]!r} in one of them and {other.get(name)!r} in another"
+    if beyond := [run.split for run in runs if not 0 <= run.split < len(task.splits)]:
+        raise UserError(f"split {beyond[0]} of a run: task {task.name!r} has {len(task.splits)} splits")
+    differ = ((name, other.get(name)) for other in others for name in common if other.get(name) != common[name])
+    if not reason and (found := next(differ, None)):
+        reason = f"{found[0]} is {common[found[0]]!r} in one of them and {found[1]!r} in another"
     if reason:
         raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
     known = {name: value for name, value in options_of(config.model).items() if name in HYPER}
@@ -156,8 +155,8 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
-    """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    kind = resolve(device).type  # which may be mps, which has no float64 to keep scores in
+    """Whether a stack of `runs` is likely to be faster than one run after the other; False if it is not possible."""
+    kind = resolve(device).type  # mps is not in `FULL`: it has no float64 for the scores
     if kind not in FULL or runs < FEWEST[kind] or unstackable(task, config):
         return False
     info = find(config.model)
@@ -169,9 +168,9 @@ def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.devic
 
 
 def apart(config: TrainConfig) -> TrainConfig:
-    """What runs must have in common to be stacked: `config` with all that may differ set to one value.
+    """`config` with all that may differ within a stack set to one value: equal for runs that can be stacked.
 
-    Two runs belong into one stack if this is equal for both; one that mixes the graph in and one that adds it do not.
+    A run that mixes the graph in and one that adds it cannot.
     """
     complete: dict[str, Any] = {**options_of(config.model), **config.options}
     options = {name: value for name, value in complete.items() if name not in HYPER}
@@ -181,7 +180,7 @@ def apart(config: TrainConfig) -> TrainConfig:
 
 
 class _WithPenalty(nn.Module):
-    """A model whose pass gives its penalty too, so that both see the parameters of their run."""
+    """A model that also returns its penalty, so that both see the parameters of their run."""
 
     def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
         super().__init__()
@@ -194,9 +193,9 @@ class _WithPenalty(nn.Module):
 
 
 class StackModel:
-    """Models of one shape, trained as one: equal in all but parameters and `hyper`, one value per run for every name.
+    """Models of one shape, trained as one; they differ in parameters and in `hyper`, which has one value per run.
 
-    `penalty` is the models' term of the loss, a method of the first model; None where there is none.
+    `penalty` is the models' term of the loss, a method of the first model; None if there is none.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class StackModel:
         self._fixed = {name: value for name, value in others.items() if name not in self.names}
         self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
         self._module = _WithPenalty(models[0].to(device), penalty)
-        self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
+        self.site = 0  # dropouts since the keys changed: the passes of an epoch share their keys
         modules = list(models[0].modules())
         # Modules that have a plain attribute of a name that differs.
         self._holders = {name: [m for m in modules if isinstance(vars(m).get(name), float | int)] for name in hyper}
@@ -243,9 +242,9 @@ class StackModel:
         buffers: Mapping[str, Tensor] | None = None,
         keys: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` asks a model, as `Inputs.outputs`.
+        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
-        With ``keys [runs, 2]`` of `dropout_keys` it is one of training, which may change the current `buffers`.
+        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change the current `buffers`.
         """
         self._module.train(keys is not None)
         whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
@@ -283,7 +282,7 @@ class StackModel:
 
 
 class StackTrainer:
-    """Runs that share everything but seed, split and the hyper-parameters in `hyper`; those on one split adjacent."""
+    """Trains runs that differ in seed, split and the hyper-parameters in `hyper`; runs on one split are adjacent."""
 
     def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
         self.task, self.runs, self.device = task, runs, device
@@ -311,7 +310,7 @@ class StackTrainer:
         self.journal = StackJournal(task, runs, self.groups, self.model, device)
         self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
-        self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
+        self._launched: set[bool] = set()  # kinds of turns that were launched kernel by kernel
         self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
 
     def memory(self) -> int:
@@ -381,14 +380,14 @@ class StackTrainer:
         return [[run.seed, run.split] for run in self.runs]
 
     def _state(self) -> dict[str, Tensor]:
-        """Everything that changes while the stack trains, except the moments of the optimiser."""
+        """Everything that changes during training, except the moments of the optimiser."""
         kept = ("clock", "losses", "measured", "best", "best_epoch", "best_flat", "ended", "broken")
         found = {"flat": self.model.flat} | {f"journal.{name}": getattr(self.journal, name) for name in kept}
         found |= {f"buffer.{name}": value for name, value in self.model.buffers.items()}
         return found | {f"best_buffer.{name}": value for name, value in self.journal.best_buffers.items()}
 
     def _turn(self, due: bool) -> None:
-        """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
+        """Epoch `self.epoch` + 1, after an evaluation of the last one if that is due; replayed if possible."""
         graph = self._recorded.get(due)
         # What a recorded turn keeps for later must be there already.
         waits = due and self.journal.metric.name not in RECORDABLE
@@ -448,15 +447,13 @@ class StackTrainer:
         """Gradients as rows ``[runs, P]``."""
         pairs = list(zip(leaves.values(), parts, strict=True))
         if self.optimizer is None:
-            columns = None
-            if any(part is None for part in parts):
-                columns = torch.cat([torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs])
+            known = [torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs]
+            columns = torch.cat(known) if any(part is None for part in parts) else None
             self.optimizer = StackedAdam(self.model.flat, self.decays, self.config.decoupled, columns)
             for name, value in self._moments.items():
                 getattr(self.optimizer, name).copy_(value)
-        return torch.cat(
-            [(torch.zeros_like(leaf) if part is None else part).reshape(len(self.runs), -1) for leaf, part in pairs], 1
-        )
+        whole = [torch.zeros_like(leaf) if part is None else part for leaf, part in pairs]
+        return torch.cat([part.reshape(len(self.runs), -1) for part in whole], 1)
 
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
