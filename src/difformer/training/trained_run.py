@@ -1,6 +1,6 @@
-"""A trained run, put to use: measure it again, predict, embed, show its energy; and new instances beside its own.
+"""A trained run, put to use: measure it again, predict, embed, show its energy; for its own instances and new ones.
 
-Everything is read from the run folder (a run on a task object needs that object again).
+Everything is read from the run folder; a run on a task object needs that object again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -92,14 +93,13 @@ def load_run(
         run: The run folder.
         features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
             features of the run's task were.
-        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
-            ones alone if not `together`).
+        edges: ``[2, E]`` edges of new rows, which are numbered after the task's instances (from 0 if not `together`).
         edge_weight: Their weights.
-        on: New instances as a task, in place of `features`: used by itself.
+        on: New instances as a task of its own, in place of `features`.
         together: Whether new rows are propagated together with the task's instances, or by themselves.
         seed: Which run; None takes the one that is best on validation.
-        task: The run's task, where it was made from a task object.
-        device: Where to.
+        task: The run's task, if it was made from a task object.
+        device: See `difformer.training.devices.resolve`.
     """
     if features is None and (edges is not None or edge_weight is not None):
         raise UserError("edges of new instances were given without their features")
@@ -113,7 +113,7 @@ def load_run(
 
 
 def _open(run: RunFolder | str | Path) -> RunFolder:
-    """The run, with a warning where it has not come to its end: what is there may not be what it ends with."""
+    """The run, with a warning if it is not finished."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     if (left := folder.unfinished) and folder.results():  # without any there is nothing to use: that is an error
         warnings.warn(
@@ -159,12 +159,10 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
 def _check_known(folder: RunFolder) -> None:
     """Refuses a run whose model or diffusivity is not known in this process."""
     given = folder.config.options.get("diffusivity")
-    named: list[tuple[str, str, Callable[[str], object]]] = [("model", folder.config.model, find)]
-    if isinstance(given, str):
-        named.append(("diffusivity", given, as_diffusivity))
-    for what, name, lookup in named:
+    diffusivity = given if isinstance(given, str) else "simple"
+    for what, name, lookup in (("model", folder.config.model, find), ("diffusivity", diffusivity, as_diffusivity)):
         try:
-            lookup(name)
+            lookup(name)  # type: ignore[operator]
         except UserError as error:
             first = f"if it is your own, import the code that registers it first (difformer.register_{what})"
             said = f"the {what} {name!r} of this run is not known here; {first}"
@@ -175,22 +173,19 @@ def _check_known(folder: RunFolder) -> None:
 def evaluate(
     run: RunFolder | str | Path, *, task: Task | None = None, device: str | torch.device = "auto"
 ) -> tuple[Evaluation, ...]:
-    """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
+    """Measures every metric of the problem again, on every part, for every seed that has been trained."""
     folder = _open(run)
     own = folder.task(task)
-    metrics = [one for one in METRICS.values() if own.problem in one.problems]
+    fits = [one for one in METRICS.values() if own.problem in one.problems]
+    metrics = [one for one in fits if one.name != "broadcast-mse" or own.kind == "series"]
     found = []
     for result in folder.summary().results:
         loaded = _load(folder, own, result["seed"], None, device)
         outputs, parts = loaded.outputs(), loaded.split.parts()
-        values = {
-            metric.name: {
-                part: metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
-                for part, index in parts.items()
-            }
-            for metric in metrics
-            if metric.name != "broadcast-mse" or own.kind == "series"
-        }
+        values: dict[str, dict[str, float]] = {metric.name: {} for metric in metrics}
+        for metric, (part, index) in product(metrics, parts.items()):
+            measured = metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
+            values[metric.name][part] = measured
         found.append(Evaluation(result["seed"], loaded.split.name, values))
     return tuple(found)
 
@@ -223,9 +218,9 @@ def embed(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Giv
 
 
 def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile:
-    """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
+    """Measured energy and effective rank of every layer, over all instances; for series and graphs, means over passes.
 
-    Arguments are those of `load_run`; a model that has no energy to measure is refused.
+    Arguments are those of `load_run`. Models without an energy are refused.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     loaded = load_run(folder, **given)
@@ -240,7 +235,7 @@ def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile
 
 
 def best_seed(folder: RunFolder) -> int:
-    """The seed that is best on validation; the first of equals."""
+    """The seed with the best validation score; the first of several."""
     summary = folder.summary()
     sign = 1 if summary.higher_is_better else -1
     worth = [sign * value if value == value else -math.inf for value in summary.values("valid")]
@@ -250,10 +245,10 @@ def best_seed(folder: RunFolder) -> int:
 def new_task(
     task: Task, features: Any, edges: Any = None, edge_weight: Any = None, *, together: bool = True
 ) -> tuple[Task, int]:
-    """A task with new instances that carry no targets, and the position of the first of them.
+    """A task with new instances without targets, and the position of the first of them.
 
-    New rows follow the task's own where they are propagated `together`; the labels of those stay, so that a model that
-    spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
+    If they are propagated `together`, new rows follow the task's own, whose labels stay for models that spread labels.
+    If every node of the task has an edge to itself, new ones get one too.
     """
     if task.kind == "graphs":
         raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
