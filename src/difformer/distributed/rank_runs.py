@@ -43,6 +43,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train, train_one
 from difformer.training.metrics import chosen_metric, find_metric
+from difformer.training.model import split_number
 from difformer.training.record import Predictions, RunRecord, Summary
 from difformer.training.run import check_together
 from difformer.training.run_folder import RunFolder, TaskSource
@@ -246,7 +247,7 @@ def fit_sharded(
             nonlocal sent
             assert shard is not None
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), folder.config, seed)
+                trainer = partial(ShardedTrainer, partition, shard, split_number(task, seed), folder.config, seed)
                 record = _together(folder, ranks, trainer, seed, **given)
                 write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)

@@ -4,16 +4,16 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
     v(setting) = (1/R) Σ_r max_e valid_r(e)        (min for an error),
 
-the rule by which a run keeps its epoch. The trainer is given no test part (`without_test`). The defaults of the model
-are trial one, settings given as `first` follow, and a sampler chooses the rest: ``"random"`` draws different points of
-the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` takes them in order. A trial whose validation
-curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are trained
-as one (`difformer.training.stack`), none of them stopped early. Processes (`jobs`) and ranks share the trials.
+the rule by which a run keeps its epoch. The trainer does not get the test part (`without_test`). The defaults of the
+model are trial one, settings given as `first` follow, and a sampler chooses the rest: ``"random"`` draws different
+points of the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` takes them in order. A trial whose
+validation curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are
+trained as one (`difformer.training.stack`), and none is stopped early. Processes (`jobs`) and ranks share the trials.
 
 The folder of a study holds ``study.json``, what was asked, and ``trials*.jsonl``, one line per trial that has ended and
-one file per process. A trial is identified by its number, from which its setting follows: so a second call with the
-same question continues the study, whether it had ended, was interrupted or was killed, and repeats no trial. A
-different question in the same folder is refused.
+one file per process. The setting of a trial follows from its number, so a second call with the same question continues
+a study that had ended, was interrupted or was killed, and repeats no trial. Another question in the same folder is
+refused.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from difformer.zoo import options_of
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials
-STARTUP_TRIALS = 5  # that must have ended before any is stopped early: there is no median to speak of before
-PROPOSALS = 20  # that the estimator makes before a point is drawn instead, where it repeats earlier ones
+STARTUP_TRIALS = 5  # that must have ended before any is stopped early
+PROPOSALS = 20  # of the estimator that repeat earlier ones before a point is drawn instead
 POINTS_AT_ONCE = 64  # of a stack: what is lost when the study is interrupted
 STUDY, OLD_STUDY = "study.json", "study.db"
 Point = dict[str, Any]
@@ -98,7 +98,7 @@ class Question:
     def planned(self, count: int) -> list[Point]:
         """The first `count` points: the defaults, those given as `first`, then points of the space.
 
-        A longer list continues a shorter one. It ends earlier where the space has no more points.
+        A longer list continues a shorter one. It ends earlier if the space has no more points.
         """
         known = {**TrainConfig().to_dict(), **options_of(self.model)}
         found = [{key: known[key] for key in self.space.axes if key in known}]
@@ -120,7 +120,7 @@ class Question:
         return planned[number] if number < len(planned) else _proposed(self, number, known, higher_is_better)
 
     def written(self, task: Task) -> dict[str, Any]:
-        """As it is kept with the study."""
+        """The question as the study's folder keeps it."""
         document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
         document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
         if self.first:
@@ -135,7 +135,7 @@ class Question:
         return Trial(number, point, state, value, round(seconds, 3), reason, self.model, curve)
 
     def why_not_stacked(self, task: Task) -> str:
-        """Why its trials cannot be trained in stacks; empty where they can."""
+        """Why its trials cannot be trained in stacks; empty if they can."""
         if self.sampler == "tpe":
             return "sampler 'tpe' proposes one setting after the other"
         return unstackable(task, self.config(self.defaults()), range(self.runs))
@@ -191,14 +191,14 @@ def tune(
     Args:
         task: What is to be learnt; its test parts are not used.
         questions: What competes, one question per model.
-        trials: Settings to try per model, those of earlier calls included; at most the points of the space, the
+        trials: Settings to try per model, including those of earlier calls; at most the points of the space, the
             defaults and `Question.first`, unless the sampler is ``"tpe"``.
-        out: Folder of the study; created where it does not exist.
+        out: Folder of the study, which is created if it does not exist.
         jobs: Processes that work at the same time. With more than one, timing decides which trials are stopped early.
         device: As in `train_one`.
         stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         seconds: No trial is started after that time.
-        on_trial: Called with every trial that ends; on rank 0 alone.
+        on_trial: Called with every trial that ends; only on rank 0.
         ranks: The group of `difformer.distributed.join`, over which the trials are spread; all ranks call `tune`
             together, with the same arguments, and see the folder.
 
@@ -206,7 +206,7 @@ def tune(
         What was found, per model.
 
     Raises:
-        UserError: If the folder holds another study, stacks are asked for and not possible, or no trial came through.
+        UserError: If the folder holds another study, stacks are asked for and not possible, or no trial succeeded.
         ImportError: If the sampler is ``"tpe"`` and optuna is not installed.
     """
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
@@ -490,10 +490,10 @@ class _Watch:
 
 
 def without_test(task: Task, runs: int | None = None) -> Task:
-    """The task with the splits of the first `runs` runs, and without test parts; graphs that only test are left out.
+    """The task with the splits of the first `runs` runs, without test parts and without graphs used only for testing.
 
-    An evaluation computes outputs of every graph there is; one graph never sees another, so those that are left out
-    change nothing for the others.
+    An evaluation computes the outputs of all graphs; they do not see each other, so dropping some changes nothing for
+    the others.
     """
     none = torch.empty(0, dtype=torch.long)
     splits = [Split(split.name, split.train, split.valid, none) for split in task.splits[:runs]]
