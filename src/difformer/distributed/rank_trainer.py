@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -104,9 +103,9 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
 class SharedJournal(Journal):
     """The journal of a run in which each rank has a share of the loss, and all outputs."""
 
-    def __init__(self, *given: Any, ranks: Ranks) -> None:
-        self.ranks = ranks
-        super().__init__(*given)
+    def __init__(self, trainer: RanksTrainer, metric: Metric) -> None:
+        self.ranks = trainer.ranks
+        super().__init__(trainer, metric)
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         if self.pending:
@@ -143,6 +142,8 @@ class ShardedJournal(SharedJournal):
 class RanksTrainer(Trainer):
     """What trainers over ranks share; to be made and used by all ranks together, inside `isolated_rng`."""
 
+    journal_class = SharedJournal
+
     def __init__(self, task: Any, split: Split, config: TrainConfig, seed: int, ranks: Ranks, **given: Any) -> None:
         self.ranks = ranks
         super().__init__(task, split, config, seed, ranks.device, **given)
@@ -160,6 +161,8 @@ class RanksTrainer(Trainer):
 
 class ShardedTrainer(RanksTrainer):
     """A model on every rank, rows on one; `number` is that of the split."""
+
+    journal_class = ShardedJournal
 
     def __init__(self, partition: Partition, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
         ranks, split, own = shard.ranks, shard.splits[number], partition.stand_in(shard.y)
@@ -181,8 +184,7 @@ class ShardedTrainer(RanksTrainer):
         inputs = ShardInputs(features(shard.x, device), rows=rows)
         # The loss is a sum here; its mean is over the labels of all ranks.
         feed = OnePassFeed(Step(inputs, targets, split.train.to(device), share=1 / mass, part=1 / mass))
-        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
-        super().__init__(own, split, config, seed, ranks, **given)
+        super().__init__(own, split, config, seed, ranks, model=model, feed=feed, loss=loss.total)
         self.numbers = rows.numbers
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
@@ -257,8 +259,7 @@ class GraphsTrainer(RanksTrainer):
         model = prepared_model(task, split, config, seed, ranks.device)
         loss = make_loss(task, split, config, ranks.device)
         feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, loss)
-        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(SharedJournal, ranks=ranks)}
-        super().__init__(task, split, config, seed, ranks, **given)
+        super().__init__(task, split, config, seed, ranks, model=model, feed=feed, loss=loss.total)
 
     @contextmanager
     def _masks(self, epoch: int) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 
 if TYPE_CHECKING:
+    from difformer.training.loop import Trainer
     from difformer.training.stack import StackModel
 
 PARTS = ("train", "valid", "test")
@@ -67,21 +68,13 @@ def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[
 class Journal:
     """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
 
-    def __init__(
-        self,
-        metric: Metric,
-        task: Task,
-        split: Split,
-        config: TrainConfig,
-        seed: int,
-        epochs: int,
-        device: torch.device,
-    ) -> None:
-        self.metric, self.split, self.config, self.seed, self.epochs = metric, split, config, seed, epochs
+    def __init__(self, trainer: Trainer, metric: Metric) -> None:
+        self.metric, self.split, self.config = metric, trainer.split, trainer.config
+        self.seed, self.epochs = trainer.seed, trainer.epochs  # the trainer itself would never be freed
         # Metrics are counted in double precision, which Apple's GPUs do not have.
-        self.place = torch.device("cpu") if device.type == "mps" else device
-        self.parts = parts_of(task, split, self.place)
-        self.chooses = self._check(task.num_outputs)
+        self.place = torch.device("cpu") if trainer.device.type == "mps" else trainer.device
+        self.parts = parts_of(trainer.task, self.split, self.place)
+        self.chooses = self._check(trainer.task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
         self.history: list[Row] = []
@@ -154,8 +147,8 @@ class Journal:
 def _record(
     seed: int, split: Split, metric: Metric, epoch: int, best: Measured, history: list[Row], **more: Any
 ) -> RunRecord:
-    loss = history[-1]["loss"] if history else math.nan
-    return RunRecord(seed, split.name, metric.name, epoch, **best, loss=loss, history=history, **more)
+    more |= {**best, "loss": history[-1]["loss"] if history else math.nan, "history": history}
+    return RunRecord(seed, split.name, metric.name, epoch, **more)
 
 
 Ended = RunRecord | NonFiniteLossError  # how a run of a stack ends

@@ -104,8 +104,9 @@ class Trainer:
         feed: Used in place of the task's own feed.
         loss: Used in place of the configuration's loss: ``(outputs, targets) -> scalar``.
         metric: Chooses the epoch in place of the configuration's metric.
-        journal: Makes the journal; takes the arguments of `Journal`.
     """
+
+    journal_class: Callable[..., Journal] = Journal
 
     def __init__(
         self,
@@ -119,7 +120,6 @@ class Trainer:
         feed: Feed | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
-        journal: Callable[..., Journal] = Journal,
     ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
         self.model = prepared_model(task, split, config, seed, device) if model is None else model
@@ -129,8 +129,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         # A model without parameters is evaluated once.
         self.epochs = config.epochs if self.optimizer is not None else 1
-        chosen = metric or chosen_metric(config, task)
-        self.journal = journal(chosen, task, split, config, seed, self.epochs, device)
+        self.journal = self.journal_class(self, metric or chosen_metric(config, task))
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded

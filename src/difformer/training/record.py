@@ -182,8 +182,9 @@ class Predictions:
         arrays: dict[str, Any] = {"outputs": self.outputs, "prediction": self.labels(), "target": self.targets}
         more |= {name: value.numpy(force=True) for name, value in arrays.items() if value is not None}
         texts = {"part": self.part, "names": self.instance_names, "classes": self.class_names}
+        more |= {name: np.array(value) for name, value in texts.items() if value}
         content = io.BytesIO()
-        np.savez_compressed(content, **more, **{name: np.array(value) for name, value in texts.items() if value})
+        np.savez_compressed(content, **more)
         return content.getvalue()
 
     def write(self, path: Path) -> None:

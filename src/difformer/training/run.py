@@ -158,9 +158,10 @@ def _train(
                 assert folder is not None
                 raise folder.unusable(None, error) from error
             records = [one for one in found if isinstance(one, RunRecord) and one.seed in waiting]
-            for record in records if folder is not None else ():
-                folder.begin_seed(record.seed, record.history)
-                folder.write_record(record, task)
+            for record in records:
+                if folder is not None:
+                    folder.begin_seed(record.seed, record.history)
+                    folder.write_record(record, task)
             if failed := [one for one in found if isinstance(one, NonFiniteLossError)]:
                 raise failed[0]  # the other seeds are saved
         for seed in () if stacked else waiting:

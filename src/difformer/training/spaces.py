@@ -56,7 +56,8 @@ class Space:
 
     def points(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """`count` different points in an order that the seed decides; a larger count continues the same list."""
-        taken, generator = set(), random.Random(seed)
+        taken: set[int] = set()
+        generator = random.Random(seed)
         while len(taken) < min(count, self.size):
             if (number := generator.randrange(self.size)) not in taken:
                 taken.add(number)

@@ -188,8 +188,9 @@ class _WithPenalty(nn.Module):
 
     def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
         outputs = inputs(self.model)
-        needed = self.penalty is not None and torch.is_grad_enabled()  # an evaluation does not use it
-        return outputs, self.penalty() if needed else outputs.new_zeros(())
+        if self.penalty is None or not torch.is_grad_enabled():  # an evaluation does not use it
+            return outputs, outputs.new_zeros(())
+        return outputs, self.penalty()
 
 
 class StackModel:

@@ -323,8 +323,8 @@ class _Study:
 
     def tell(self) -> None:
         """Calls the listener with every trial that has ended since the last call."""
-        for trial in read_trials(self.folder) if self.listener is not None else ():
-            if (trial.model, trial.number) not in self.told:
+        for trial in read_trials(self.folder):
+            if self.listener is not None and (trial.model, trial.number) not in self.told:
                 self.told.add((trial.model, trial.number))
                 self.listener(trial)
 

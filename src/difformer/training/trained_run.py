@@ -162,7 +162,7 @@ def _check_known(folder: RunFolder) -> None:
     diffusivity = given if isinstance(given, str) else "simple"
     for what, name, lookup in (("model", folder.config.model, find), ("diffusivity", diffusivity, as_diffusivity)):
         try:
-            lookup(name)  # type: ignore[operator]
+            lookup(name)
         except UserError as error:
             first = f"if it is your own, import the code that registers it first (difformer.register_{what})"
             said = f"the {what} {name!r} of this run is not known here; {first}"
