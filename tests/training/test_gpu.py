@@ -58,7 +58,7 @@ def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
         assert there.nodes.device.type == "cuda"
         x = [(one.x.to_dense() if sparse else one.x).cpu() for one in (here, there)]
         assert x[0].equal(x[1])
-        for name in ("nodes", "y", "edge_index", "edge_weight", "seeds"):
+        for name in ("nodes", "y", "edge_index", "edge_weight"):
             assert getattr(here, name).equal(getattr(there, name).cpu()), name
     found = [feed.outputs(model.to(feed.device)).detach().cpu() for feed in feeds]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

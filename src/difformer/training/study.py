@@ -127,6 +127,13 @@ class Question:
             document["first"] = self.first
         return dict(json.loads(json.dumps(document)))  # as it is read back
 
+    def groups(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Numbers of trials that share all that may not differ within a stack (hidden size, layers, …)."""
+        planned, found = self.planned(max(numbers, default=0) + 1), dict[str, list[int]]()
+        for number in numbers:
+            found.setdefault(repr(apart(self.config(planned[number]))), []).append(number)
+        return [one[i : i + POINTS_AT_ONCE] for one in found.values() for i in range(0, len(one), POINTS_AT_ONCE)]
+
     def trial(
         self, number: int, point: Point, values: Sequence[float], seconds: float, reason: str, curve: Any = ()
     ) -> Trial:
@@ -344,56 +351,44 @@ class _Study:
         return found
 
     def work(self, left: Sequence[Work]) -> None:
-        """Makes trials in this process, and writes each down when it ends."""
-        name = "trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl"
+        """Makes trials in this process until the time is up, and writes each down when it ends."""
+        path = self.folder / ("trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl")
         for question in self.questions:
-            numbers = [number for model, number in left if model == question.model]
-            stacked = self.stacked
+            numbers, stacked = [number for model, number in left if model == question.model], self.stacked
             if stacked is None:
                 stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
-            for trials in self._in_stacks(question, numbers) if stacked else self._one_by_one(question, numbers):
+            for group in question.groups(numbers) if stacked else ([number] for number in numbers):
+                if time.monotonic() >= self.until:
+                    return
+                trials = self._stack(question, group) if stacked else [self._single(question, group[0])]
                 lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
-                append_bytes(self.folder / name, "".join(lines).encode())
+                append_bytes(path, "".join(lines).encode())
                 self.tell()
 
-    def _one_by_one(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        better = question.metric(self.task).higher_is_better
-        for number in numbers:
-            if time.monotonic() >= self.until:
-                return
-            known = read_trials(self.folder, question.model)
-            point, started = question.point(number, known, better), time.perf_counter()
-            watch, reason = _Watch(question, known, better), ""
-            try:
-                for run in range(question.runs):
-                    split, config = split_number(self.task, run), question.config(point)
-                    watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
-            except (_Hopeless, NonFiniteLossError) as error:
-                reason = str(error)
-            took = time.perf_counter() - started
-            yield [question.trial(number, point, watch.before, took, reason, tuple(watch.curve))]
+    def _single(self, question: Question, number: int) -> Trial:
+        better, known = question.metric(self.task).higher_is_better, read_trials(self.folder, question.model)
+        point, started = question.point(number, known, better), time.perf_counter()
+        watch, reason, config = _Watch(question, known, better), "", question.config(point)
+        try:
+            for run in range(question.runs):
+                split = split_number(self.task, run)
+                watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
+        except (_Hopeless, NonFiniteLossError) as error:
+            reason = str(error)
+        return question.trial(number, point, watch.before, time.perf_counter() - started, reason, tuple(watch.curve))
 
-    def _in_stacks(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        """Points that share all that may not differ within a stack (hidden size, layers, …), together."""
-        planned = question.planned(max(numbers, default=0) + 1)
-        groups: dict[str, list[int]] = {}
+    def _stack(self, question: Question, numbers: Sequence[int]) -> list[Trial]:
+        started, seeds, planned = time.perf_counter(), range(question.runs), question.planned(max(numbers) + 1)
+        configs = [question.config(planned[number]) for number in numbers]
+        runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
+        results, trials = iter(train_stacked(self.task, runs, self.device)), []
+        each = (time.perf_counter() - started) / len(numbers)
         for number in numbers:
-            groups.setdefault(repr(apart(question.config(planned[number]))), []).append(number)
-        chunks = [g[i : i + POINTS_AT_ONCE] for g in groups.values() for i in range(0, len(g), POINTS_AT_ONCE)]
-        for group in chunks:
-            if time.monotonic() >= self.until:
-                return
-            started, seeds = time.perf_counter(), range(question.runs)
-            configs = [question.config(planned[number]) for number in group]
-            runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-            results = iter(train_stacked(self.task, runs, self.device))
-            each, trials = (time.perf_counter() - started) / len(group), []
-            for number in group:
-                own = [next(results) for _ in seeds]
-                reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
-                values = [] if reason else [one.valid for one in own]
-                trials.append(question.trial(number, planned[number], values, each, reason))
-            yield trials
+            own = [next(results) for _ in seeds]
+            reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
+            values = [] if reason else [one.valid for one in own]
+            trials.append(question.trial(number, planned[number], values, each, reason))
+        return trials
 
     def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
         """Shares trials among processes, each of which writes its own file and ends with this one."""
