@@ -124,7 +124,7 @@ def test_resuming_something_else_is_refused(run, tmp_path):
         fit(blocks(), CONFIG, seeds=1, out=run[0], device="cpu", resume=True)
     with pytest.raises(RunFolderError, match=r"the data of .* have changed"):
         fit(blocks(seed=1), CONFIG, seeds=3, out=run[0], device="cpu", resume=True)
-    with pytest.raises(RunFolderError, match="handed over as an object; pass that task again"):
+    with pytest.raises(RunFolderError, match="trained on a task object; pass that task again"):
         resume(run[0])
     with pytest.raises(RunFolderError, match="is not there; `difformer fit` makes run folders"):
         resume(tmp_path / "nowhere")
@@ -253,7 +253,7 @@ def test_a_run_on_own_files_needs_its_folder_and_the_files(tmp_path, monkeypatch
     assert folder.task().class_names == ("blue", "green", "red")
     assert evaluate(folder)[0].values["accuracy"]["test"] == summary.results[0]["test"]
     (tmp_path / "x.csv").write_text((tmp_path / "x.csv").read_text().replace("1", "2", 1))
-    with pytest.raises(RunFolderError, match=r"the data of .* have changed.*restore the data, or fit anew"):
+    with pytest.raises(RunFolderError, match=r"the data of .* have changed.*restore the data, or fit again"):
         resume(tmp_path / "run")
     (tmp_path / "y.csv").unlink()
     with pytest.raises(DataError, match=r"y\.csv.*no longer there"):

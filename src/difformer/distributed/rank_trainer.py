@@ -1,13 +1,13 @@
 """The training loop of `difformer.training.loop` over ranks.
 
 Every rank runs the same loop on its own rows. Gradients are summed before each step, so that parameters and optimiser
-stay the same everywhere; losses and metrics are those of all rows, so that every rank finds the same best epoch and
+stay the same everywhere; losses and metrics are over all rows, so that every rank finds the same best epoch and
 stops at the same one; a request to stop counts as soon as any rank has it. A snapshot is that of a single process.
 
 `ShardedTrainer` spreads the nodes of one graph. `GraphsTrainer` shares batches of graphs: every rank holds the whole
-task and takes an equal number of graphs of each batch. The loss is a sum over labels divided by the number of those of
-the *whole* batch, and dropout masks follow from the position of a row in the whole batch, so the steps are those of one
-process. In an evaluation batches are distributed, and every rank then knows all outputs, ``[G, C]``.
+task and takes an equal number of graphs of each batch. The loss is a sum over labels divided by the number of
+labels in the *whole* batch, and dropout masks follow from the position of a row in the whole batch, so the steps are
+the same as in one process. In an evaluation batches are distributed, and every rank then knows all outputs, ``[G, C]``.
 
 A loss is a ratio of sums over labelled entries (`difformer.training.losses`). Its mass depends on targets only and is
 summed over ranks once; a rank's share of the loss is its own part of the sum over that, zero if it has no label.
@@ -114,7 +114,7 @@ class SharedJournal(Journal):
 
 
 class ShardedJournal(SharedJournal):
-    """The journal of a run whose rows are spread over ranks; the task and the split are those of own rows."""
+    """The journal of a run whose rows are spread over ranks; its task and split hold the rank's own rows."""
 
     def _check(self, num_outputs: int) -> bool:
         targets = self.parts["valid"][1]
@@ -156,7 +156,7 @@ class RanksTrainer(Trainer):
         super()._update()
 
     def _warnings(self, outputs: Tensor) -> list[str]:
-        return []  # a rank sees its own rows alone
+        return []  # a rank sees only its own rows
 
 
 class ShardedTrainer(RanksTrainer):

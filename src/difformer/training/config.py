@@ -47,7 +47,7 @@ class TrainConfig:
         schedule: ``"constant"``, ``"cosine"`` or ``"linear"``: how the learning rate falls to zero by the last epoch.
         warmup: Epochs over which the learning rate rises linearly to `learning_rate`.
         gradient_clip: Largest norm of the whole gradient; None does not clip.
-        patience: Stop after so many epochs without a better validation metric; None trains all epochs.
+        patience: Stop after this many epochs without a better validation metric; None trains all epochs.
         eval_every: Epochs from one evaluation to the next; the last epoch is always evaluated.
         batch_size: Nodes of a mini-batch (None: the whole graph), graphs of a batch (None: 256), or snapshots that are
             propagated at once (None: as many as a fixed memory allows; it does not change the result).
@@ -140,7 +140,7 @@ _FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig) if f.metadata}
 
 
 def _storable(value: Any) -> Any:
-    """A `Diffusivity` by its name where it has one, so that the configuration can be written to a file."""
+    """A `Diffusivity` by its name, if it has one, so that the configuration can be written to a file."""
     if type(value).__name__ != "Diffusivity":  # without torch
         return value
     from difformer.diffusivity import storable

@@ -99,7 +99,7 @@ class RecordedEpoch:
         self.seed, self._key = seed, torch.zeros(2, dtype=torch.int32, device=device)
 
         def train() -> None:
-            model.zero_grad(set_to_none=True)  # made anew in the graph's own memory, and overwritten by every replay
+            model.zero_grad(set_to_none=True)  # new ones in the graph's own memory, overwritten by every replay
             model.train()
             with dropout_key(self._key), precision(device, config.precision):
                 outputs = step.inputs.outputs(model)

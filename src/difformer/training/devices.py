@@ -16,7 +16,7 @@ SHARE = 0.7
 
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
-    """The device of a name; ``"auto"`` is the first CUDA device where there is one, the CPU otherwise.
+    """The device of a name; ``"auto"`` is the first CUDA device if there is one, otherwise the CPU.
 
     Apple's ``"mps"`` has to be asked for: torch has no sparse products there yet, so graphs fail on it.
     """

@@ -49,7 +49,7 @@ LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than row
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 DEFAULT_BATCH_SIZE = 256  # graphs
 EVALUATED_NODES = 65_536  # of a batch of graphs in evaluation: with fewer, a GPU is launch-bound
-# Entries of the largest tensor of a pass over a series; fixed, so that a run does not depend on its machine.
+# Entries of the largest tensor of a pass over a series; fixed, so that a run does not depend on the machine.
 ENTRIES_AT_ONCE = 2**23
 CHANNELS = 256
 
@@ -76,7 +76,7 @@ class Step:
     inputs: Inputs
     targets: Tensor
     rows: Tensor | None = None  # of the output that have targets; None for all
-    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None leaves it as it is
+    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None does not reshape
     share: float = 1.0  # factor of the loss in the gradient
     part: float = 1.0  # factor of the loss in what is recorded for the epoch
     update: bool = True  # whether the optimiser steps after this pass
@@ -95,7 +95,7 @@ class Feed(ABC):
 
     @abstractmethod
     def steps(self, epoch: int) -> Iterator[Step]:
-        """The passes of an epoch; a function of seed and epoch alone."""
+        """The passes of an epoch; a function of seed and epoch only."""
 
     @abstractmethod
     def passes(self) -> list[Inputs]:
@@ -215,7 +215,7 @@ def _layers(model: DIFFormer) -> list[DIFFormerConv]:
 def _bytes(task: Task) -> int:
     """Memory of features, targets and edges, with what cutting them into batches needs besides."""
     x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
-    each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
+    each = x.element_size() + (8 if x is not task.x else 0)  # a number and, if sparse, its column
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
@@ -234,7 +234,7 @@ def can_chunk(model: nn.Module) -> bool:
 def embed_in_batches(
     model: DIFFormer, x: Tensor, graph: Graph | None, *, batch_size: int, device: torch.device, storage: torch.device
 ) -> Tensor:
-    """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
+    """Final states ``[N, hidden]`` of all nodes of one graph, as ``model.embed(x, graph)`` gives them with exact sums.
 
     The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
     features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
@@ -385,7 +385,7 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
     """The task with the neighbour graph of the instances of `seen`, which is the task itself unless it is a series.
 
-    The nodes of a series are described by what is seen of them in the training part: new snapshots keep that graph.
+    The nodes of a series are described by their features in the training part; new snapshots keep that graph.
     """
     if seen.kind == "series":
         points = seen.x[split.train].transpose(0, 1).flatten(1)

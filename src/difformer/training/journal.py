@@ -41,7 +41,7 @@ class NonFiniteLossError(UserError, ArithmeticError):
 
     Args:
         epoch: The first epoch with such a loss or output.
-        loss: The loss; None where it was finite and the outputs were not.
+        loss: The loss; None if it was finite and the outputs were not.
         config: What was trained.
     """
 

@@ -7,7 +7,7 @@ epoch costs one forward and one backward pass in all.
 
 **What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
 and batches are functions of seed and epoch, the same on every device. Models are initialised from a private generator,
-so runs in several threads of one process give the results that they give alone. On one CPU, with one number of torch
+so runs in several threads of one process give the same results as alone. On one CPU, with one number of torch
 threads and one version of torch, a seed gives one result to the bit, also when the run was interrupted and resumed. On
 CUDA, sums over edges and batches are added in varying order: results agree to rounding, which many epochs amplify.
 """
@@ -15,7 +15,7 @@ CUDA, sums over edges and batches are added in varying order: results agree to r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ from difformer.zoo import find
 MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # that the optimiser keeps of a parameter
 Log = Callable[[list[Row]], None]
 Save = Callable[[Snapshot], None]
+Stop = Callable[[], bool]
 
 
 def train_one(
@@ -57,7 +58,7 @@ def train_one(
     callbacks: Iterable[Callback] = (),
     log: Log | None = None,
     save: Save | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
 ) -> RunRecord:
     """Train one model from one seed on one split.
 
@@ -143,10 +144,10 @@ class Trainer:
 
     def run(
         self,
-        callbacks: tuple[Callback, ...] = (),
+        callbacks: Sequence[Callback] = (),
         log: Log | None = None,
         save: Save | None = None,
-        stop: Callable[[], bool] | None = None,
+        stop: Stop | None = None,
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
@@ -159,7 +160,7 @@ class Trainer:
                 log(rows)
 
         while True:
-            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
+            # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
             last = self.epoch >= self.epochs
             outputs = self._forward_whole() if one_pass and not last else None
             if journal.pending and (last or self.epoch % self.config.eval_every == 0):

@@ -11,7 +11,7 @@ With outputs o and targets y, every loss is a ratio of two sums,
 * ``"broadcast-mse"``: squared error of every output against the targets of all nodes of its snapshot, which is what the
   authors' code descends for series, see `difformer.training.metrics`.
 
-The mass depends on targets alone. Over batches, weighted rows or ranks both sums add up.
+The mass depends only on the targets. Over batches, weighted rows or ranks both sums add up.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Metric:
         if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
             raise UserError(
                 f"metric {self.name!r} is not defined on the validation part ({targets.shape[0]} instances): "
-                f"{'each of its columns holds one class alone' if self.name == 'rocauc' else 'targets are missing'}; "
+                f"{'each of its columns holds only one class' if self.name == 'rocauc' else 'targets are missing'}; "
                 f"choose another metric (--set metric=…) or another split"
             )
 

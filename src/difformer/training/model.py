@@ -31,7 +31,7 @@ def split_number(task: Task, seed: int) -> int:
 def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.Module:
     """The model of a configuration, with the sizes of the task.
 
-    Parameters are drawn from a private generator with the seed; from torch's global one where it is None.
+    Parameters are drawn from a private generator with the seed; from torch's global one if it is None.
     """
     info = find(config.model)
     if task.kind not in info.kinds:
@@ -80,7 +80,7 @@ def _in_units(model: Any, inputs: Any, outputs: Tensor) -> Tensor:
 
 
 def hook(model: nn.Module, name: str) -> Any:
-    """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
+    """An optional method of a model, also of one that is wrapped for graph-level tasks; None if there is none.
 
     There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
     called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on

@@ -51,8 +51,8 @@ def fit(
         resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
-        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so where that is likely
-            to be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
+        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so if that is likely to
+            be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
             whole has none, and is trained again.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
@@ -113,7 +113,7 @@ def resume(
 
     Args:
         path: The run folder.
-        task: The task, where the run was made from a task object.
+        task: The task, if the run was made from a task object.
         device: Another device than the run's own; results then agree to rounding only.
         callbacks: Called after every evaluated epoch.
     """

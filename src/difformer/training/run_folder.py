@@ -64,7 +64,7 @@ PREPROCESSING, STACK = "preprocessing.json", "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
 PREDICTIONS, CSV, SPLIT = "predictions.npz", "predictions.csv", "split.npz"
 HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
-CSV_CELLS = 2_000_000  # a table of predictions with more is written as .npz alone
+CSV_CELLS = 2_000_000  # a larger table of predictions is only written as .npz
 
 _OPTIONAL = {"preset": (str, None), "hashes": ([str], bool, None)}
 _FORM = {
@@ -191,7 +191,7 @@ class RunFolder:
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seeds": list(seeds),
             "stacked": stacked,
-            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
+            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights only, or nothing
             "device": str(device),
             "device_name": describe(device),
             "threads": torch.get_num_threads(),
@@ -261,7 +261,7 @@ class RunFolder:
         return within(self.path, self.path / f"seed-{seed}" / name)
 
     def discard(self) -> None:
-        """Removes the folder if the run has left nothing in it; a folder with anything else in it stays as it is."""
+        """Removes the folder if the run has left nothing in it and it holds no other files."""
         found = tuple(self.path.iterdir())
         own = {path.name for path in found} <= {CONFIG, METRICS, files.LOCK}
         if own and not any(path.name == METRICS and path.stat().st_size for path in found):
@@ -270,9 +270,7 @@ class RunFolder:
     def task(self, given: Task | None = None) -> Task:
         """The task of the run, loaded again or as given; refused if it is not the same."""
         if given is None and self.source is None:
-            raise RunFolderError(
-                f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
-            )
+            raise RunFolderError(f"{self.path} was trained on a task object; pass that task again: task=…")
         task = given if given is not None else self.source.load()  # type: ignore[union-attr]
         self._check_data(task)
         stored = within(self.path, self.path / PREPROCESSING)
@@ -285,7 +283,7 @@ class RunFolder:
         if found != expected:
             raise RunFolderError(
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
-                f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
+                f"fingerprint {expected[:12]}…, the present data have {found[:12]}…; restore the data, or fit again"
             )
 
     def split_of(self, task: Task, seed: int) -> Split:
@@ -368,7 +366,7 @@ class RunFolder:
             snapshot.write(path)
 
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
-        """The checkpoint of a seed, or of a stack; None where there is none yet."""
+        """The checkpoint of a seed, or of a stack; None if there is none yet."""
         try:
             return Snapshot.read(path) if (path := self.checkpoint_file(seed)).is_file() else None
         except CheckpointError as error:
@@ -392,7 +390,7 @@ class RunFolder:
         self.write_result(record, predictions=_hash(content))
 
     def write_result(self, record: RunRecord, **hashes: str) -> None:
-        """Weights, then ``result.json``, which holds the hashes of files: those of another seed or run are noticed."""
+        """Weights, then ``result.json`` with hashes, by which files of another seed or run are noticed."""
         weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
         content = save_tensors(weights, metadata={"format": "difformer"})
         write_bytes(self.file(record.seed, WEIGHTS), content)

@@ -19,7 +19,7 @@ from difformer.training import toml
 from difformer.zoo import find, options_of
 
 SPACES = Path(__file__).with_name("spaces.toml")
-SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes where there is no graph
+SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes if there is no graph
 MOST_ROWS = 20_000  # with which all pairs are affordable in every trial
 WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take the value None
 

@@ -36,6 +36,7 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
 from difformer.training.feeds import NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
+from difformer.training.loop import Save, Stop
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
@@ -62,23 +63,19 @@ def train_stacked(
     device: str | torch.device = "auto",
     *,
     callbacks: Iterable[Callback] = (),
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
     chunk: int | None = None,
     state: Snapshot | None = None,
-    save: Callable[[Snapshot], None] | None = None,
+    save: Save | None = None,
 ) -> list[Any]:
     """Train runs as one, in chunks that fit the memory that is free.
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
         runs: Seed, split and configuration of each run; configurations differ only in `RATES` and `HYPER`.
-        device: See `difformer.training.devices.resolve`.
-        callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
-        stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
-            started are not in the result.
+        device, callbacks, stop, state, save: As in `train_one`. Chunks that were not started when `stop` returned True
+            are not in the result; `save` is called only if all runs fit into one chunk.
         chunk: Largest number of runs to train as one; by default as many as fit.
-        state: A snapshot of the same stack to resume from.
-        save: Called with a snapshot, as often as configured; only if all runs fit into one chunk.
 
     Returns:
         One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
@@ -204,7 +201,7 @@ class StackModel:
         models: Sequence[nn.Module],
         hyper: Mapping[str, Sequence[float]],
         device: torch.device,
-        penalty: Callable[[], Tensor] | None = None,
+        penalty: Any = None,
     ) -> None:
         parameters, buffers = stack_module_state(list(models))
         trained = {name: value.detach() for name, value in parameters.items() if value.requires_grad}
@@ -321,16 +318,11 @@ class StackTrainer:
         saved = saved_bytes(lambda: self._forward(step, leaves))
         return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
-    def run(
-        self,
-        callbacks: Sequence[Callback] = (),
-        stop: Callable[[], bool] | None = None,
-        save: Callable[[Snapshot], None] | None = None,
-    ) -> Status:
+    def run(self, callbacks: Sequence[Callback] = (), stop: Stop | None = None, save: Save | None = None) -> Status:
         """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
         started, checkpoint = time.perf_counter() - self.seconds, Due(self.config)
         while True:
-            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
+            # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
             last = self.epoch >= self.config.epochs
             due = self.epoch > 0 and (last or self.epoch % self.config.eval_every == 0)
             if not last:
@@ -439,7 +431,7 @@ class StackTrainer:
         self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
 
     def _loss(self, group: Group, step: Step, outputs: Tensor) -> Tensor:
-        if len(self.groups) > 1:  # whole graphs alone, see `train_stacked`: each split has its own rows
+        if len(self.groups) > 1:  # only whole graphs, see `unstackable`: each split has its own rows
             index, targets = group.parts["train"]
             step = dataclasses.replace(step, rows=index, targets=targets)
         return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)

@@ -431,7 +431,7 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
-    """A point that no earlier trial had, by optuna's estimator; a drawn one where it has no new idea."""
+    """A point that no earlier trial had, by optuna's estimator, or drawn if it only repeats earlier ones."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

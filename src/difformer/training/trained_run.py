@@ -252,7 +252,8 @@ def new_task(
     """
     if task.kind == "graphs":
         raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
-    x = _tensor(features).to(task.x.dtype)
+    x = from_scipy(features) if hasattr(features, "tocsr") else features
+    x = (x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))).to(task.x.dtype)
     dims = 3 if task.kind == "series" else 2
     if x.dim() != dims or x.shape[-1] != task.num_features or (dims == 3 and x.shape[1] != task.num_nodes):
         expected = f"[T, {task.num_nodes}, {task.num_features}]" if dims == 3 else f"[M, {task.num_features}]"
@@ -274,15 +275,13 @@ def new_task(
         x, task = task.scaled(x), replace(task, scaling=None)
     start = task.num_nodes if together else 0
     parts: list[tuple[Tensor, Tensor | None]] = []  # edges and weights: the task's own, new ones, loops
-    if isinstance(index, Tensor):
-        if together:
-            parts.append((index, weight if isinstance(weight, Tensor) else None))
-        if int((index[0] == index[1]).sum()) == task.num_nodes:
-            parts.append((torch.arange(start, start + x.shape[0]).expand(2, -1), None))
+    if together and isinstance(index, Tensor):
+        parts.append((index, weight if isinstance(weight, Tensor) else None))
     if edges is not None:
         new = None if edge_weight is None else torch.as_tensor(np.asarray(edge_weight), dtype=torch.float32)
-        pairs = torch.as_tensor(np.asarray(edges), dtype=torch.long)
-        parts.insert(len(parts[:1]) if together else 0, (pairs, new))
+        parts.append((torch.as_tensor(np.asarray(edges), dtype=torch.long), new))
+    if isinstance(index, Tensor) and int((index[0] == index[1]).sum()) == task.num_nodes:
+        parts.append((torch.arange(start, start + x.shape[0]).expand(2, -1), None))
     weighted = any(part is not None for _, part in parts)
     names = (task.instance_names or tuple(f"instance {i}" for i in range(start)))[:start]
     joined = replace(
@@ -297,15 +296,8 @@ def new_task(
     return joined, start
 
 
-def _tensor(features: Any) -> Tensor:
-    """Features as a tensor, dense or CSR as they come."""
-    if hasattr(features, "tocsr"):
-        return from_scipy(features)
-    return features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
-
-
 def _below(old: Tensor, new: Tensor) -> Tensor:
-    """Rows below each other; sparse where the old ones are."""
+    """Old rows above new ones; sparse if the old ones are."""
     if old.layout == torch.strided:
         return torch.cat([old, new.to_dense() if new.layout != torch.strided else new])
     return from_scipy(vstack([to_scipy(old), to_scipy(new)]))
