@@ -200,17 +200,12 @@ class StackJournal:
     @torch.no_grad()
     def measure(self, outputs: Tensor) -> None:
         """Measures the outputs of an epoch; keeps the parameters of runs that are best on validation so far."""
-        outputs = outputs.float()
-        measured = torch.stack(
-            [torch.cat([self._metric(*g.parts[name], outputs[g.runs]) for g in self.groups]) for name in PARTS]
-        )
-        finite = torch.cat(
-            [
-                torch.stack([outputs[g.runs][:, index].flatten(1).isfinite().all(1) for index, _ in g.parts.values()])
-                for g in self.groups
-            ],
-            1,
-        ).all(0)
+        metrics, whole = [], []
+        for group in self.groups:
+            own, parts = outputs[group.runs].float(), group.parts.values()
+            metrics.append(torch.stack([self._metric(*part, own) for part in parts]))
+            whole.append(torch.stack([own[:, index].flatten(1).isfinite().all(1) for index, _ in parts]).all(0))
+        measured, finite = torch.cat(metrics, 1), torch.cat(whole)
         self.broken.copy_(torch.where(~finite & (self.broken == 0) & (self.ended == 0), self.clock, self.broken))
         better = improves(measured[1], self.best[1], self.metric.higher_is_better)
         for group in self.groups:

@@ -54,6 +54,7 @@ LINEAR = ("simple", "constant", "identity", None)
 # Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
 PARAMETER_COPIES = 6
 MOMENTS = ("mean", "square", "steps")  # of the optimiser
+Tensors = Mapping[str, Tensor]
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
@@ -179,9 +180,9 @@ def apart(config: TrainConfig) -> TrainConfig:
 class _WithPenalty(nn.Module):
     """A model that also returns its penalty, so that both see the parameters of their run."""
 
-    def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.penalty = model, penalty
+        self.model, self.penalty = model, hook(model, "penalty")
 
     def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
         outputs = inputs(self.model)
@@ -191,24 +192,13 @@ class _WithPenalty(nn.Module):
 
 
 class StackModel:
-    """Models of one shape, trained as one; they differ in parameters and in `hyper`, which has one value per run.
+    """Models of one shape, trained as one; they differ in parameters and in `hyper`, which has one value per run."""
 
-    `penalty` is the models' term of the loss, a method of the first model; None if there is none.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        hyper: Mapping[str, Sequence[float]],
-        device: torch.device,
-        penalty: Any = None,
-    ) -> None:
+    def __init__(self, models: Sequence[nn.Module], hyper: Mapping[str, Sequence[float]], device: torch.device) -> None:
         parameters, buffers = stack_module_state(list(models))
         trained = {name: value.detach() for name, value in parameters.items() if value.requires_grad}
-        self.names, self.shapes = (
-            tuple(models[0].state_dict()),
-            {name: value.shape[1:] for name, value in trained.items()},
-        )
+        self.names = tuple(models[0].state_dict())
+        self.shapes = {name: value.shape[1:] for name, value in trained.items()}
         # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
         self.flat = torch.cat([value.reshape(len(models), -1) for value in trained.values()], 1).to(device)
         others = {n: value.detach().to(device) for n, value in (parameters | buffers).items() if n not in trained}
@@ -216,7 +206,7 @@ class StackModel:
         # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
         self._fixed = {name: value for name, value in others.items() if name not in self.names}
         self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
-        self._module = _WithPenalty(models[0].to(device), penalty)
+        self._module = _WithPenalty(models[0].to(device))
         self.site = 0  # dropouts since the keys changed: the passes of an epoch share their keys
         modules = list(models[0].modules())
         # Modules that have a plain attribute of a name that differs.
@@ -234,11 +224,7 @@ class StackModel:
         return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
 
     def outputs(
-        self,
-        inputs: Callable[[nn.Module], Tensor],
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor] | None = None,
-        keys: Tensor | None = None,
+        self, inputs: Any, parameters: Tensors, buffers: Tensors | None = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
@@ -272,7 +258,7 @@ class StackModel:
             for module, name, value in before:
                 setattr(module, name, value)
 
-    def state_of(self, run: int, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
         row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
         row |= {name: value[run] for name, value in buffers.items()}
@@ -289,7 +275,7 @@ class StackTrainer:
         models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
-        self.model = StackModel(models, values, device, hook(models[0], "penalty"))
+        self.model = StackModel(models, values, device)
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
         self._one_pass = self.feed.whole and alike
         self.groups: list[Group] = []
