@@ -190,7 +190,7 @@ def test_links_within_the_folder_are_followed(run):
     assert len(evaluate(run, task=blocks(), device="cpu")) == 2
 
 
-def test_a_lock_that_is_removed_while_a_run_is_going_is_noticed(tmp_path):
+def test_a_lock_removed_during_a_run_is_noticed(tmp_path):
     path = tmp_path / "run"
 
     class Remove:

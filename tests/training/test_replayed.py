@@ -87,7 +87,7 @@ def recorded(monkeypatch):
     ("model", "dropout", "eval_every"),
     [*((name, 0.3, 2) for name in STACKABLE), *((name, 0.0, 1) for name in ("difformer-s", "gin", "nodeformer"))],
 )
-def test_replayed_turns_are_turns(model, dropout, eval_every, monkeypatch):
+def test_replayed_turns_equal_launched_turns(model, dropout, eval_every, monkeypatch):
     options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
     config = TrainConfig(
         model=model, options=options, epochs=9, patience=4, eval_every=eval_every, gradient_clip=1.0, warmup=3,

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -165,16 +165,14 @@ class BatchesFeed(Feed):
                 yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
 
     def outputs(self, model: nn.Module) -> Tensor:
-        if self._fits(model):
+        if not self._in_chunks(model):
             return super().outputs(model)
-        assert isinstance(model, DIFFormer)
         outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
         return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
-        if self._fits(model):
+        if not self._in_chunks(model):
             return super().states(model)
-        assert isinstance(model, DIFFormer)
         if self._storage is None:  # the whole graph is moved and normalised once
             needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
             self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
@@ -188,19 +186,19 @@ class BatchesFeed(Feed):
         sums = all(layer.form in ADDED for layer in _layers(model))
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
-    def _fits(self, model: nn.Module) -> bool:
-        """Whether the whole graph goes through a model in one pass."""
-        if self._in_one_pass is None and not can_chunk(model):
-            self._in_one_pass = True
+    def _in_chunks(self, model: nn.Module) -> TypeGuard[DIFFormer]:
+        """Whether the graph goes through a model in chunks, not in one pass."""
         if self._in_one_pass is None:
-            assert isinstance(model, DIFFormer)
+            self._in_one_pass = True
+            if not can_chunk(model):
+                return False
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
             # The first holds all pairs at once, the second is not exact.
             other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
-        return self._in_one_pass
+        return not self._in_one_pass
 
     def passes(self) -> list[Inputs]:
         if self._whole is None:
@@ -219,7 +217,7 @@ def _bytes(task: Task) -> int:
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
-def can_chunk(model: nn.Module) -> bool:
+def can_chunk(model: nn.Module) -> TypeGuard[DIFFormer]:
     """Whether rows can be answered in chunks: only by an unmodified DIFFormer.
 
     A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.

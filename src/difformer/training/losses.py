@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,8 +81,8 @@ def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = 
         return errors.square().sum()
 
     def multiclass(outputs: Tensor, targets: Tensor) -> Tensor:
-        given: dict[str, Any] = {"weight": weights, "ignore_index": -1, "label_smoothing": smoothing}
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), **given, reduction="sum")
+        o, y = outputs.flatten(0, -2), targets.flatten()
+        return functional.cross_entropy(o, y, weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
 
     def mass(targets: Tensor) -> Tensor:
         known = targets >= 0
