@@ -393,9 +393,9 @@ class _Study:
     def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
         """Shares trials among processes, each of which writes its own file and ends with this one."""
         packed = io.BytesIO()
-        torch.save(self.task, packed)
-        about = (self.folder, self.questions, packed.getvalue(), self.device, self.seconds)
-        context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
+        torch.save(dataclasses.replace(self, stacked=False, listener=None), packed)
+        given = (packed.getvalue(), left, jobs)
+        context = start_processes(_process, given, min(jobs, len(left)), join=False, daemon=True)
         try:
             while not context.join(timeout=0.5):
                 self.tell()
@@ -404,7 +404,7 @@ class _Study:
                 process.terminate()
 
 
-def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
+def _process(number: int, packed: bytes, left: Sequence[Work], jobs: int) -> None:
     def end_with_parent() -> None:  # an unfinished trial is made again when the study is continued
         if (parent := multiprocessing.parent_process()) is not None:
             wait([parent.sentinel])
@@ -412,9 +412,8 @@ def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: in
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    folder, questions, packed, device, seconds = about
-    task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
-    _Study(folder, questions, task, device, seconds, stacked=False, number=number).work(left[number::jobs])
+    study = torch.load(io.BytesIO(packed), weights_only=False)  # written by the parent process a moment ago
+    dataclasses.replace(study, number=number).work(left[number::jobs])
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
