@@ -192,7 +192,7 @@ def test_a_recording_that_fails_leaves_the_model_as_it_was(taped_graphs):
     def waits(outputs, targets):
         raise RuntimeError("cannot wait for a value\nwhile recording")
 
-    with pytest.raises(cuda_graph.NotRecordableError, match="training is slower: cannot wait for a value$"):
+    with pytest.raises(cuda_graph.NotRecordableError, match=r"training is slower: cannot wait for a value$"):
         cuda_graph.RecordedEpoch(trainer.model, trainer.feed, waits, trainer.seed, trainer.config)
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
