@@ -219,14 +219,11 @@ def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
 def _unknown_setting(name: str, model: str, options: Sequence[str]) -> str:
     from difformer.zoo import find
 
-    fixed, training = find(model).fixed, list(_FIELDS)
-    if name in fixed:
+    if name in (fixed := find(model).fixed):
         free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
         return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
-    return (
-        f"unknown setting {name!r}; {_hint(name, [*training, *options])}Training takes {', '.join(training)}; "
-        f"model {model!r} takes {', '.join(options)}"
-    )
+    known = f"Training takes {', '.join(_FIELDS)}; model {model!r} takes {', '.join(options)}"
+    return f"unknown setting {name!r}; {_hint(name, [*_FIELDS, *options])}{known}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:

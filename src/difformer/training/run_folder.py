@@ -433,13 +433,13 @@ class RunFolder:
         """Whether a seed was trained to its end."""
         return seed not in self.unfinished
 
-    def summary(self, records: Sequence[RunRecord] = ()) -> Summary:
+    def summary(self) -> Summary:
         """Over all seeds that have a result."""
         results = self.results()
         if not results:
             raise RunFolderError(f"{self.path} has no results yet; resume it with: difformer fit --resume {self.path}")
         metric = find_metric(results[0]["metric"])
-        return Summary(results, metric.name, metric.higher_is_better, self.path, tuple(records))
+        return Summary(results, metric.name, metric.higher_is_better, self.path)
 
     def write_summary(self) -> None:
         document = self.summary().to_dict()
