@@ -168,7 +168,11 @@ def _train(
             if folder is not None:
                 folder.begin_seed(seed)
                 given |= folder.progress(seed)
-            records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
+            try:
+                records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
+            except CheckpointError as error:
+                assert folder is not None
+                raise folder.unusable(seed, error) from error
             if folder is not None:
                 folder.write_record(records[-1], task)
             if stop():
