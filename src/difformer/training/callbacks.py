@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from difformer.data.errors import require
+
 if TYPE_CHECKING:
     from difformer.training.record import Summary
 
@@ -51,13 +53,8 @@ class TensorBoard:
     """Writes loss and metrics of every run below `folder`, one subfolder per seed; needs the ``tensorboard`` extra."""
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "TensorBoard event files need the tensorboard package: pip install 'difformer[tensorboard]'"
-            ) from error
-        self._new_writer, self.folder = SummaryWriter, Path(folder)
+        found = require("torch.utils.tensorboard", extra="tensorboard", purpose="writing TensorBoard event files")
+        self._new_writer, self.folder = found.SummaryWriter, Path(folder)
         self._writers: dict[int, Any] = {}
 
     def on_epoch(self, event: EpochEvent) -> None:
