@@ -222,7 +222,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def _check_lock(folder: Path) -> None:
-    """Refuses to write where the lock file was removed: another process may have taken the folder since."""
+    """Refuses to write if the lock file was removed: another process may have taken the folder since."""
     try:
         found = (folder / LOCK).stat()
     except OSError:

@@ -24,7 +24,7 @@ def _of_the_machine() -> int | None:
 
 
 def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container leaves to its processes: its limit less what is used, but for files that can be read again."""
+    """The limit of a container minus what its processes use, not counting files that can be read again."""
     try:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # not in a container, or in one without a limit ("max")

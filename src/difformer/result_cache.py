@@ -1,9 +1,9 @@
-"""Work that depends on an input alone is done once: sorted graphs, neighbour graphs, distances, walks.
+"""Work that depends only on an input is done once: sorted graphs, neighbour graphs, distances, walks.
 
-A training loop passes the same tensor or `Graph` at every epoch. What was worked out for such an object is kept as long
-as the object lives and forgotten with it; an in-place change of a tensor is noticed by its version counter. Copies and
-saved models start without. Safe to use from several threads: two that ask at the same time may both do the work, and
-either result is right.
+A training loop passes the same tensor or `Graph` at every epoch. What was computed for such an object is kept while it
+lives; an in-place change of a tensor is noticed by its version counter. Copies and saved models start
+without. Safe to use from several threads: two that ask at the same time may both do the work, and either result is
+right.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ RESULTS = 4  # kept per object, the latest: a graph may be used with several wei
 
 
 class ResultCache(Generic[T]):
-    """Results by the object they were worked out from."""
+    """Results by the object they were computed from."""
 
     def __init__(self) -> None:
         self._found: Any = WeakIdKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, owner: Any, key: tuple[Any, ...], work: Callable[[], T]) -> T:
-        """The result for `owner`, by `work` where it is not known.
+        """The result for `owner`, computed by `work` if it is not known.
 
         Args:
-            owner: A tensor, sparse matrix or graph. The result must not refer to it, or it lives for ever: give `work`
+            owner: A tensor, sparse matrix or graph. The result must not refer to it, or it is never freed: give `work`
                 ``owner.detach()``.
             key: What else the result depends on; tensors are compared by value, `SameTensor` by identity and version.
             work: Works it out; never under automatic differentiation, inference mode or reduced precision.

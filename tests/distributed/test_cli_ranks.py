@@ -116,7 +116,7 @@ def test_refused(call):
         assert said in err.replace("\n", " "), err
 
 
-def test_what_was_sent_is_said_by_kind():
+def test_bytes_sent_are_reported_by_kind():
     sent = Sent({"sums": 1500.0, "boundary": 2e6, "ring": 0.0}, {"plan": 10.0, "results": 0.0}, 4)
     assert describe_sent(sent) == (
         "sent per epoch by the busiest of 4 ranks: sums 1.5 kB, boundary 2.0 MB; once: plan 10 bytes"

@@ -40,7 +40,7 @@ def config(**changes):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_seeds_are_those_of_one_process(groups, tmp_path, size):
+def test_seeds_over_ranks_equal_those_of_one_process(groups, tmp_path, size):
     task, setting = graph_task(), config()
     fit(task, setting, seeds=5, out=tmp_path / "alone", **CPU)
     (results, sent), *_ = groups(size)(train_seeds, task, setting, range(5), tmp_path / "ranks")
@@ -58,7 +58,7 @@ def test_seeds_are_those_of_one_process(groups, tmp_path, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("problem", ["multilabel", "multiclass"])
-def test_batches_of_graphs_are_those_of_one_process(groups, tmp_path, problem, size):
+def test_batches_of_graphs_over_ranks_equal_those_of_one_process(groups, tmp_path, problem, size):
     """Eight graphs a batch, the last of five; and with four ranks a batch of one, so that three have no graph."""
     task = graphs_task(problem=problem)
     setting = config(batch_size=10 if size == 4 else 8, class_weights=True, options={"diffusivity": "sigmoid"})
@@ -75,7 +75,7 @@ def test_batches_of_graphs_are_those_of_one_process(groups, tmp_path, problem, s
         np.testing.assert_allclose(files["outputs"], expected.outputs, atol=2e-5)
 
 
-def test_an_interrupted_run_goes_on(groups, tmp_path):
+def test_an_interrupted_run_is_resumed(groups, tmp_path):
     task, setting = graphs_task(), config(batch_size=8)
     expected = fit(task, setting, seeds=1, **CPU).records[0]
     assert groups(2)(train_seeds, task, setting, [0], tmp_path / "run", 4) == ["interrupted"] * 2

@@ -88,7 +88,7 @@ MODELS = {
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_is_that_of_one_process(groups, name, size):
+def test_a_step_over_ranks_equals_that_of_one_process(groups, name, size):
     task = graph_task(weighted=name in ("simple", "softmax"))
     answers = groups(size)(one_step, task, scattered(task, size), size, MODELS[name])
     compare(answers, task, MODELS[name])
@@ -104,7 +104,7 @@ def test_in_double_precision_to_twelve_digits(groups, name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["simple", "sigmoid", "softmax", "constant", "simple, global norm", "polynomial"])
-def test_ranks_with_empty_hands(groups, name, size):
+def test_ranks_without_rows(groups, name, size):
     """All nodes on the last rank, and on the first: the others have nothing, not even a label."""
     for place in (0, size - 1):
         task = graph_task(sparse=place == 0)

@@ -86,7 +86,7 @@ def _ended(processes, pipes, but=()):
     return said
 
 
-def test_a_killed_rank_is_named_by_all_others_and_the_run_goes_on(tmp_path):
+def test_a_killed_rank_is_named_by_all_others_and_the_run_can_be_resumed(tmp_path):
     task = graph_task()
     write_partition(task, tmp_path / "parts", 3)
     config = TrainConfig(options={"hidden_channels": 8, "dropout": 0.2}, epochs=20, checkpoint_every=5)
@@ -126,7 +126,7 @@ def test_a_rank_that_fails_says_why_to_all_others():
 
 
 @pytest.mark.slow
-def test_a_rank_that_stands_still_is_given_up():
+def test_a_hanging_rank_times_out():
     """Nothing ever comes of what the others wait for: their watches end them."""
     processes, pipes = _group("stop")
     os.kill(processes[1].pid, signal.SIGSTOP)
@@ -146,7 +146,7 @@ def test_rank_0_is_named_although_it_keeps_the_store():
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_stands_still_with_the_store_is_given_up():
+def test_a_hanging_rank_0_with_the_store_times_out():
     processes, pipes = _group("stop", size=2)
     os.kill(processes[0].pid, signal.SIGSTOP)
     try:
@@ -156,7 +156,7 @@ def test_a_rank_0_that_stands_still_with_the_store_is_given_up():
         os.kill(processes[0].pid, signal.SIGKILL)
 
 
-def test_a_store_that_never_answers_is_rank_0_gone(monkeypatch):
+def test_a_store_that_never_answers_means_that_rank_0_is_gone(monkeypatch):
     class Store:
         def __init__(self):
             self.kept, self.asked = {}, threading.Event()
@@ -205,7 +205,7 @@ def _rank_process(launcher, rank):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find a rank's process")
-def test_torchrun_ends_and_the_run_goes_on(tmp_path):
+def test_torchrun_ends_and_the_run_can_be_resumed(tmp_path):
     task = graph_task()
     write_partition(task, tmp_path / "parts", 2)
     words = ["fit", "parts", "--out", "run", "--seeds", "1", "--device", "cpu"]

@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("kind", "metric"), CASES)
-def test_of_all_rows(groups, kind, metric, size):
+def test_metrics_over_ranks_are_those_of_all_rows(groups, kind, metric, size):
     outputs, targets = case(kind)
     expected = float(find_metric(metric)(outputs, targets))
     for name in ("scattered", "first", "sorted"):

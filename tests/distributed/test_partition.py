@@ -157,7 +157,7 @@ def test_only_nodes_are_cut(tmp_path):
         write_partition(task, tmp_path / "parts", 2)
 
 
-def test_a_rank_reads_its_own_parts_alone(groups, tmp_path):
+def test_a_rank_reads_only_its_own_parts(groups, tmp_path):
     made = write_partition(small(), tmp_path / "parts", 5)
     (first, rows), (second, others) = groups(2)(parts_read, made.path)
     assert (first, second) == ([0, 1], [2, 3, 4])
@@ -265,7 +265,7 @@ def test_a_folder_of_the_first_format_is_refused_with_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '{"format": 2}', "{", '{"format": "x", "sizes": []}', "\xff"])
-def test_a_manifest_that_is_no_manifest_is_named(tmp_path, text):
+def test_a_file_that_is_not_a_manifest_is_refused(tmp_path, text):
     made = write_partition(small(), tmp_path / "parts", 2)
     (made.path / "partition.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"partition\.json is damaged"):

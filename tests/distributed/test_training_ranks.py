@@ -50,7 +50,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_is_that_of_one_process(groups, parted, tmp_path, name):
+def test_a_run_over_ranks_equals_that_of_one_process(groups, parted, tmp_path, name):
     task, parts = parted(3)
     config = CONFIGS[name]
     expected = fit(task, config, seeds=[1], **CPU)
@@ -76,7 +76,7 @@ def test_mixed_precision_to_its_own_rounding(groups, parted, tmp_path):
         assert histories[0][-1]["loss"] == pytest.approx(expected.loss, abs=0.02)
 
 
-def test_the_folder_is_one_process_own(groups, parted, tmp_path):
+def test_the_folder_is_locked_by_one_process(groups, parted, tmp_path):
     task, parts = parted(2)
     fit(task, setting(), seeds=2, out=tmp_path / "alone", **CPU)
     answers = groups(2)(train, parts, tmp_path / "ranks", setting(), [0, 1])
@@ -101,7 +101,7 @@ def test_the_folder_is_one_process_own(groups, parted, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
-def test_an_interrupted_run_goes_on_with_another_number_of_ranks(groups, parted, tmp_path, size):
+def test_an_interrupted_run_is_resumed_by_another_number_of_ranks(groups, parted, tmp_path, size):
     task, parts = parted(4)
     expected = fit(task, setting(), seeds=2, **CPU)
     out = tmp_path / "run"
@@ -132,7 +132,7 @@ def test_a_run_on_parts_of_a_table_is_resumed(groups, tmp_path):
     assert found[1][0]["weights"] == expected[1][0]["weights"]
 
 
-def test_a_checkpoint_is_that_of_one_process(groups, parted, tmp_path):
+def test_a_checkpoint_over_ranks_equals_that_of_one_process(groups, parted, tmp_path):
     """And ranks go on from one that a single process wrote."""
     task, parts = parted(2)
 
@@ -167,7 +167,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_be_is_said_on_every_rank_and_nothing_is_written(groups, parted, tmp_path, said):
+def test_invalid_requests_are_refused_on_every_rank_and_nothing_is_written(groups, parted, tmp_path, said):
     _, parts = parted(2)
     answers = groups(2)(train, parts, tmp_path / "run", REFUSED[said], [0])
     assert all(said in answer for answer in answers), answers

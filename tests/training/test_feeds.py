@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("model", ["difformer-s", "difformer-a", "gcn"])
-def test_how_many_graphs_are_evaluated_at_a_time_changes_nothing(model, monkeypatch):
+def test_the_batch_size_of_an_evaluation_does_not_change_its_result(model, monkeypatch):
     task, config = point_sets(), TrainConfig(model=model, batch_size=4, options={"hidden_channels": 8})
     torch.manual_seed(0)
     net = build_model(task, config).eval()
@@ -22,7 +22,7 @@ def test_how_many_graphs_are_evaluated_at_a_time_changes_nothing(model, monkeypa
         torch.testing.assert_close(*(feed.outputs(net) for feed in both), atol=1e-5, rtol=1e-5)
 
 
-def test_a_gpu_takes_more_small_graphs_and_no_more_large_ones(monkeypatch):
+def test_evaluation_on_a_gpu_batches_more_small_graphs_but_not_more_large_ones(monkeypatch):
     task, gpu = point_sets(), torch.device("cuda")
     assert graphs_at_a_time(task, 4, CPU) == 4
     mean = task.num_nodes / task.num_instances

@@ -23,7 +23,7 @@ CONFIG = TrainConfig(options={"hidden_channels": 8, "dropout": 0.2}, epochs=8, l
 
 @pytest.mark.parametrize("make", [blocks, lambda: blocks(sparse=True), many_labels, series, point_sets])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_gpu_trains_what_a_cpu_trains(make, dropout):
+def test_training_on_a_gpu_matches_the_cpu(make, dropout):
     """Initialisation, masks and batches are the same everywhere, so curves differ by rounding alone."""
     task = make()
     config = CONFIG.replace(options={"hidden_channels": 8, "dropout": dropout})
@@ -58,7 +58,7 @@ def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
         assert there.nodes.device.type == "cuda"
         x = [(one.x.to_dense() if sparse else one.x).cpu() for one in (here, there)]
         assert x[0].equal(x[1])
-        for name in ("nodes", "y", "edge_index", "edge_weight", "seeds"):
+        for name in ("nodes", "y", "edge_index", "edge_weight"):
             assert getattr(here, name).equal(getattr(there, name).cpu()), name
     found = [feed.outputs(model.to(feed.device)).detach().cpu() for feed in feeds]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
@@ -112,7 +112,7 @@ GLOBAL = {"qk_norm": "global", "transform": False}  # of difformer-s a step by t
     ],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recorded_epochs_are_launched_epochs(model, more, dropout, monkeypatch):
+def test_recorded_epochs_equal_launched_epochs(model, more, dropout, monkeypatch):
     options = {"hidden_channels": 8, "dropout": dropout, **more}
     config = CONFIG.replace(model=model, options=options, epochs=20, gradient_clip=1.0)
     recorded = train_one(blocks(), 0, config, 0, "cuda")
@@ -141,7 +141,7 @@ STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes"
 @pytest.mark.parametrize("model", STACKABLE)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("eval_every", [1, 3])
-def test_recorded_stacks_are_launched_stacks(model, dropout, eval_every, monkeypatch):
+def test_recorded_stacks_equal_launched_stacks(model, dropout, eval_every, monkeypatch):
     """A replayed epoch counts, learns, judges and stops as one that is launched kernel by kernel."""
     options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
     config = CONFIG.replace(model=model, options=options, epochs=30, patience=6, eval_every=eval_every)

@@ -48,7 +48,7 @@ def test_features_that_change_have_other_neighbours(searches):
     assert len(searches) == 4
 
 
-def test_nothing_outlives_the_features(searches):
+def test_cached_neighbours_are_freed_with_the_features(searches):
     x = torch.rand(20, 4)
     neighbours_of(x, 3)
     kept = feeds._FOUND._found

@@ -112,13 +112,13 @@ def killed_run(tmp_path, kills, seed=None):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_killed_three_times_ends_as_if_it_had_not_been(tmp_path):
+def test_resume_after_three_sigkills_is_bit_identical(tmp_path):
     killed_run(tmp_path, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path):
+def test_resume_after_twenty_sigkills_is_bit_identical(tmp_path):
     killed_run(tmp_path, 20)
 
 
@@ -147,7 +147,7 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_control_c_saves_what_there_is(tmp_path):
+def test_control_c_saves_the_results_so_far(tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-c", CONTROL_C, str(HERE), str(run), "100000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -212,7 +212,7 @@ for trouble, folder in ((read_only, sys.argv[2]), (full, sys.argv[3])):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="permissions and limits of file sizes are POSIX")
 @pytest.mark.usefixtures("one_thread")
-def test_a_read_only_place_and_a_disk_without_room_are_said(tmp_path):
+def test_a_read_only_folder_and_a_full_disk_are_reported(tmp_path):
     """For the second the system itself refuses to let a file grow, as it does where a disk is full."""
     closed, run = tmp_path / "closed", tmp_path / "run"
     closed.mkdir()

@@ -36,7 +36,7 @@ def curves(record):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_the_loop_says_what_a_plain_loop_says(dropout):
+def test_the_trainer_equals_a_plain_loop(dropout):
     """Same parameters, same losses and metrics as twenty lines of torch that evaluate after every step."""
     task, split = blocks(), blocks().splits[0]
     settings = config(options={"dropout": dropout}, weight_decay=0.01, epochs=6)
@@ -302,7 +302,7 @@ def test_a_model_without_parameters_is_evaluated_once():
 
 
 @pytest.mark.parametrize("make", [blocks, series, point_sets])
-def test_a_seed_gives_one_result_and_leaves_the_global_generator_alone(make):
+def test_a_seed_gives_one_result_and_does_not_touch_the_global_generator(make):
     task = make()
     settings = config(options={"dropout": 0.2}, batch_size=20 if task.kind != "series" else None)
     torch.manual_seed(5)
@@ -319,7 +319,7 @@ def test_a_seed_gives_one_result_and_leaves_the_global_generator_alone(make):
 
 @pytest.mark.parametrize("make", [blocks, many_labels, series, point_sets])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_resumed_run_is_the_same_to_the_bit(make, dropout, tmp_path):
+def test_a_resumed_run_is_bit_identical(make, dropout, tmp_path):
     from difformer.training.checkpoint import Snapshot
 
     task = make()
@@ -378,7 +378,7 @@ def test_evaluation_every_few_epochs():
     assert events[-1].best_test == record.test
 
 
-def test_patience_starts_anew_at_every_better_epoch(monkeypatch):
+def test_patience_restarts_at_every_better_epoch(monkeypatch):
     validation = iter([0.1, 0.2, 0.2, 0.2, 0.3, 0.1, 0.1, 0.1, 0.9])
 
     def measure(self, epoch, outputs):
@@ -429,7 +429,7 @@ def test_gradient_clipping_decay_and_penalty_reach_the_parameters():
     assert not torch.equal(weights(class_weights=True, label_smoothing=0.2), plain)
 
 
-def test_a_penalty_of_the_model_is_part_of_what_is_descended(monkeypatch):
+def test_a_penalty_of_the_model_is_added_to_the_loss(monkeypatch):
     plain = train_one(blocks(), 0, config(epochs=30), device="cpu").state["input.weight"].norm()
     monkeypatch.setattr(DIFFormer, "penalty", lambda self: 10 * self.input.weight.square().sum(), raising=False)
     assert train_one(blocks(), 0, config(epochs=30), device="cpu").state["input.weight"].norm() < 0.5 * plain
@@ -475,7 +475,7 @@ def test_schedules(schedule, warmup, expected):
         (blocks(), {"options": {"hiden": 1}}, "no option 'hiden'"),
     ],
 )
-def test_what_does_not_go_together_is_said(task, settings, complaint):
+def test_arguments_that_do_not_go_together_are_refused(task, settings, complaint):
     settings = {"options": {}} | settings
     with pytest.raises(ValueError, match=complaint):
         train_one(task, 0, TrainConfig(**settings), device="cpu")

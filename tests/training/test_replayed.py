@@ -1,12 +1,16 @@
 """A GPU replays recordings of epochs; here a CPU does, of operators: they find all that changes where it was."""
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from small_tasks import StackedSetting, blocks, train_stacked
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from difformer.training import TrainConfig
+from difformer.training import TrainConfig, cuda_graph
+from difformer.training.loop import Trainer
 from difformer.training.stack import StackTrainer
 from difformer.zoo import MODELS, options_of
 
@@ -87,7 +91,7 @@ def recorded(monkeypatch):
     ("model", "dropout", "eval_every"),
     [*((name, 0.3, 2) for name in STACKABLE), *((name, 0.0, 1) for name in ("difformer-s", "gin", "nodeformer"))],
 )
-def test_replayed_turns_are_turns(model, dropout, eval_every, monkeypatch):
+def test_replayed_turns_equal_launched_turns(model, dropout, eval_every, monkeypatch):
     options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
     config = TrainConfig(
         model=model, options=options, epochs=9, patience=4, eval_every=eval_every, gradient_clip=1.0, warmup=3,
@@ -135,3 +139,60 @@ def test_what_cannot_be_recorded_is_launched(monkeypatch):
     monkeypatch.setattr(Recorder, "record", lambda self, work: None)
     found = train_stacked(blocks(), SETTINGS, config, "cpu")
     assert [record.history for record in found] == [record.history for record in launched]
+
+
+@pytest.fixture
+def taped_graphs(monkeypatch):
+    """CUDA graphs that are tapes; the pools that they were recorded in."""
+    pools = []
+
+    class Graph:
+        def pool(self):
+            return "the first pool"
+
+        def replay(self):
+            self.tape.replay()
+
+    @contextmanager
+    def graph(recorded, pool, stream):
+        pools.append(pool)
+        recorded.tape = Tape()
+        with recorded.tape:
+            yield
+
+    stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda other: None)
+    monkeypatch.setattr(cuda_graph, "side_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return pools
+
+
+def trainer_of(task, dropout=0.3):
+    config = TrainConfig(epochs=9, options={"hidden_channels": 8, "dropout": dropout}, eval_every=2)
+    return Trainer(task, task.splits[0], config, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_single_run_of_recorded_epochs_equals_launched_ones(dropout, taped_graphs, monkeypatch):
+    launched, trainer = trainer_of(blocks(), dropout).run(), trainer_of(blocks(), dropout)
+    recorded = cuda_graph.RecordedEpoch(trainer.model, trainer.feed, trainer.loss, trainer.seed, trainer.config)
+    monkeypatch.setattr(trainer, "_recording", lambda: recorded)
+    replayed = trainer.run()
+    assert taped_graphs == [None, "the first pool"]
+    assert [row["loss"] for row in replayed.history] == [row["loss"] for row in launched.history]
+    assert torch.equal(replayed.outputs, launched.outputs)
+
+
+def test_a_recording_that_fails_leaves_the_model_as_it_was(taped_graphs):
+    trainer = trainer_of(blocks())
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    def waits(outputs, targets):
+        raise RuntimeError("cannot wait for a value\nwhile recording")
+
+    with pytest.raises(cuda_graph.NotRecordableError, match=r"training is slower: cannot wait for a value$"):
+        cuda_graph.RecordedEpoch(trainer.model, trainer.feed, waits, trainer.seed, trainer.config)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())

@@ -62,7 +62,7 @@ def test_a_folder_holds_everything(run):
     assert written["complete"] is True
 
 
-def test_metrics_have_one_line_an_epoch_and_seed(run):
+def test_metrics_have_one_line_per_epoch_and_seed(run):
     lines = [json.loads(line) for line in (run[0] / "metrics.jsonl").read_text().splitlines()]
     assert [(line["seed"], line["epoch"]) for line in lines] == [(s, e) for s in range(3) for e in range(1, 7)]
     assert set(lines[0]) == {"seed", "epoch", "loss", "train", "valid", "test", "seconds"}
@@ -97,7 +97,7 @@ def test_a_run_of_a_data_set_needs_nothing_but_its_folder(tmp_path):
     assert resume(tmp_path / "run").complete
 
 
-def test_what_is_there_is_never_overwritten(run, tmp_path):
+def test_an_existing_folder_is_never_overwritten(run, tmp_path):
     before = {file: file.read_bytes() for file in run[0].rglob("*") if file.is_file()}
     with pytest.raises(RunFolderError, match="already holds a run; nothing was changed"):
         fit(blocks(), CONFIG, seeds=1, out=run[0], device="cpu")
@@ -117,14 +117,14 @@ def test_an_empty_folder_may_be_used(tmp_path):
     assert fit(blocks(), CONFIG.replace(epochs=1), seeds=1, out=tmp_path / "empty", device="cpu").complete
 
 
-def test_resuming_something_else_is_refused(run, tmp_path):
+def test_resuming_another_run_is_refused(run, tmp_path):
     with pytest.raises(RunFolderError, match=r"holds another run: epochs is 6 there and 7 here"):
         fit(blocks(), CONFIG.replace(epochs=7), seeds=3, out=run[0], device="cpu", resume=True)
     with pytest.raises(RunFolderError, match=r"seeds are \[0, 1, 2\] there and \[0\] here"):
         fit(blocks(), CONFIG, seeds=1, out=run[0], device="cpu", resume=True)
     with pytest.raises(RunFolderError, match=r"the data of .* have changed"):
         fit(blocks(seed=1), CONFIG, seeds=3, out=run[0], device="cpu", resume=True)
-    with pytest.raises(RunFolderError, match="handed over as an object; pass that task again"):
+    with pytest.raises(RunFolderError, match="trained on a task object; pass that task again"):
         resume(run[0])
     with pytest.raises(RunFolderError, match="is not there; `difformer fit` makes run folders"):
         resume(tmp_path / "nowhere")
@@ -155,7 +155,7 @@ def stopped(path, after, **changes):
         fit(blocks(), CONFIG.replace(**changes), seeds=2, out=path, device="cpu", callbacks=[Stop()], stacked=False)
 
 
-def test_half_lines_and_lines_after_the_checkpoint_are_taken_back(tmp_path):
+def test_half_lines_and_lines_after_the_checkpoint_are_removed(tmp_path):
     whole = fit(blocks(), CONFIG, seeds=2, out=tmp_path / "whole", device="cpu", stacked=False)
     stopped(tmp_path / "run", (1, 5), checkpoint_every=2)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -253,7 +253,7 @@ def test_a_run_on_own_files_needs_its_folder_and_the_files(tmp_path, monkeypatch
     assert folder.task().class_names == ("blue", "green", "red")
     assert evaluate(folder)[0].values["accuracy"]["test"] == summary.results[0]["test"]
     (tmp_path / "x.csv").write_text((tmp_path / "x.csv").read_text().replace("1", "2", 1))
-    with pytest.raises(RunFolderError, match=r"the data of .* have changed.*restore the data, or fit anew"):
+    with pytest.raises(RunFolderError, match=r"the data of .* have changed.*restore the data, or fit again"):
         resume(tmp_path / "run")
     (tmp_path / "y.csv").unlink()
     with pytest.raises(DataError, match=r"y\.csv.*no longer there"):
@@ -322,7 +322,7 @@ def test_seeds_trained_as_one_have_the_same_folder(run, tmp_path):
     assert again_lines == lines
 
 
-def test_what_cannot_be_trained_as_one_is_said():
+def test_runs_that_cannot_be_stacked_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="cannot be trained as one: batches of graphs differ from seed to seed"):
         fit(point_sets(), CONFIG, seeds=2, device="cpu", stacked=True)
 
@@ -351,7 +351,7 @@ def test_what_does_not_fit_leaves_no_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_holds_anything_is_not_taken_back(run):
+def test_a_folder_with_other_files_is_not_removed(run):
     folder = RunFolder.open(run[0])
     folder.discard()
     assert len(folder.results()) == 3
@@ -370,7 +370,7 @@ def test_the_preset_is_written_down_and_older_folders_have_none(tmp_path):
     assert resume(tmp_path / "run", task=blocks()).complete
 
 
-def test_a_run_knows_its_kernels_and_says_where_they_change(tmp_path, monkeypatch):
+def test_a_run_records_its_kernels_and_warns_if_they_change(tmp_path, monkeypatch):
     config = CONFIG.replace(options={"hidden_channels": 32}, epochs=2)
     monkeypatch.setattr("difformer.training.run_folder.library", lambda: object())
     fit(blocks(n=600), config, seeds=1, out=tmp_path / "long", device="cpu")

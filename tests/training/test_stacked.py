@@ -112,7 +112,7 @@ def test_runs_stop_early_by_themselves():
     assert {record.status for record in records} >= {"stopped early"}
 
 
-def test_patience_that_ends_with_the_last_epoch_stops_nothing():
+def test_patience_that_runs_out_at_the_last_epoch_does_not_stop_the_run():
     config = TrainConfig(epochs=40, patience=5, learning_rate=0.05, options=OPTIONS)
     early = train_one(blocks(), 0, config, 0, "cpu")
     assert early.status == "stopped early"
@@ -130,7 +130,7 @@ def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):
     assert len(passes) == 2
 
 
-def test_a_diverging_run_leaves_the_others_alone():
+def test_a_diverging_run_does_not_change_the_others():
     task, config = blocks(), TrainConfig(epochs=8, options={**OPTIONS, "norm": False, "qk_norm": "none"})
     settings = [StackedSetting(seed=0, learning_rate=0.01), StackedSetting(seed=1, learning_rate=1e30)]
     record, error = train_stacked(task, settings, config, "cpu")
@@ -204,7 +204,7 @@ def test_the_generator_and_the_modules_are_left_as_they_were():
     assert all(isinstance(layer.step_size, float) for layer in model.layers)
 
 
-def test_callbacks_hear_of_every_run_and_stop_ends_them_all():
+def test_callbacks_get_every_run_and_stop_ends_all_runs():
     events = []
 
     class Listener:
@@ -272,7 +272,7 @@ def test_memory_is_measured():
     assert four == pytest.approx(two, rel=0.3)
 
 
-def test_nothing_is_left_of_a_pass_that_was_measured():
+def test_a_measured_pass_leaves_no_memory_behind():
     x = torch.randn(1000, requires_grad=True)
     made = []
 
@@ -288,7 +288,7 @@ def test_nothing_is_left_of_a_pass_that_was_measured():
     assert [one() for one in made] == [None, None]
 
 
-def test_nothing_is_left_of_a_stack():
+def test_a_stack_leaves_no_memory_behind():
     def tensors():
         gc.collect()
         return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
@@ -331,7 +331,7 @@ def test_runs_that_belong_together_are_found():
         assert apart(config) != apart(config.replace(**other))
 
 
-def test_stacks_pay_for_small_tasks():
+def test_stacks_are_faster_for_small_tasks():
     task = blocks()
     config = TrainConfig(options=OPTIONS)
     assert faster(task, config, 8, "cpu")

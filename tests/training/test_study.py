@@ -107,7 +107,7 @@ def test_points_are_different_and_a_longer_list_continues_a_shorter_one():
     assert first != list(space.points(10, seed=4))
 
 
-def test_what_is_held_no_longer_competes_and_the_other_way_round():
+def test_fixed_settings_do_not_compete_and_competing_ones_are_not_fixed():
     held = SPACE.with_fixed({"hidden_channels": 8})
     assert set(held.axes) == {"learning_rate"}
     assert held.fixed["hidden_channels"] == 8
@@ -178,9 +178,9 @@ def test_a_study_does_not_depend_on_test_labels(tmp_path, sampler, stacked, monk
     seen = []
     original = Journal.__init__
 
-    def watched(self, metric, task, split, *rest):
-        seen.append(split.test.numel())
-        original(self, metric, task, split, *rest)
+    def watched(self, trainer, metric):
+        seen.append(trainer.split.test.numel())
+        original(self, trainer, metric)
 
     monkeypatch.setattr(Journal, "__init__", watched)
     studies = []
@@ -246,7 +246,7 @@ def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
         tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path / "old")
 
 
-def test_a_folder_at_work_is_refused(iris, tmp_path):
+def test_a_locked_folder_is_refused(iris, tmp_path):
     with only_one(tmp_path), pytest.raises(OSError, match="another process"):
         tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
     assert len(tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)["mlp"].trials) == 1
@@ -295,7 +295,7 @@ def test_several_models_get_one_budget_each(iris, tmp_path):
 
 
 def test_no_trial_starts_after_the_time_is_over(iris, tmp_path):
-    with pytest.raises(ValueError, match="none of 0 trials of mlp came through"):
+    with pytest.raises(ValueError, match="none of 0 trials of mlp succeeded"):
         tune(iris, Question("mlp", SPACE), trials=3, out=tmp_path, seconds=0)
     assert len(tune(iris, Question("mlp", SPACE), trials=3, out=tmp_path)["mlp"].trials) == 3
 
@@ -365,7 +365,7 @@ def _alive(process):
 
 
 @pytest.mark.parametrize("line", ['{"number": "x"}', "[]", "3", '{"number": 5, "model": 7}', "[" * 5000])
-def test_lines_that_are_no_trials_are_skipped(iris, tmp_path, line):
+def test_damaged_lines_of_trials_are_skipped(iris, tmp_path, line):
     found = tune(iris, Question("mlp", SPACE), trials=2, out=tmp_path)["mlp"]
     kept = json.loads((tmp_path / "trials.jsonl").read_text().splitlines()[0])
     with (tmp_path / "trials.jsonl").open("a") as file:
@@ -373,7 +373,7 @@ def test_lines_that_are_no_trials_are_skipped(iris, tmp_path, line):
     assert tune(iris, Question("mlp", SPACE), trials=2, out=tmp_path)["mlp"].trials == found.trials
 
 
-def test_a_study_that_is_no_table_of_tables_is_refused(iris, tmp_path):
+def test_a_damaged_study_file_is_refused(iris, tmp_path):
     tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
     (tmp_path / "study.json").write_text('{"mlp": "x"}')
     with pytest.raises(UserError, match=r"study\.json is damaged"):

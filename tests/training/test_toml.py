@@ -17,7 +17,7 @@ tables = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(tables)
-def test_what_is_written_is_read_again(table):
+def test_written_toml_is_read_back(table):
     again = toml.loads(toml.dumps(table))
     assert again == table
     assert _kinds(again) == _kinds(table)  # 1, 1.0 and true are equal, and are not the same
@@ -35,7 +35,7 @@ def test_numbers_that_are_none():
     assert again["b"] == -math.inf
 
 
-def test_it_reads_well():
+def test_written_toml_is_readable():
     text = toml.dumps({"top": 1, "run": {"seeds": (0, 1), "rate": 1e-3, "clip": None, "odd key": "a\nb"}, "empty": {}})
     assert text == (
         'top = 1\n\n[run]\nseeds = [0, 1]\nrate = 0.001\n"odd key" = "a\\nb"\nunset = ["clip"]\n\n[empty]\n'

@@ -117,7 +117,7 @@ def test_energy_of_every_layer(runs, tmp_path):
         energy(tmp_path / "run", task=blocks())
 
 
-def test_what_cannot_be_asked_is_said(runs):
+def test_invalid_questions_are_refused(runs):
     run, task = runs["blocks"].folder, blocks()
     with pytest.raises(ValueError, match=r"must have shape \[M, 5\], got \(2, 4\)"):
         predict(run, np.zeros((2, 4)), task=task)

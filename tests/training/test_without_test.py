@@ -10,7 +10,7 @@ from difformer.training import TrainConfig, train_one
 from difformer.training.study import take_graphs, without_test
 
 
-def test_training_and_validation_are_what_they_were() -> None:
+def test_training_and_validation_parts_are_unchanged() -> None:
     task = clouds()
     short = without_test(task, 1)
     assert short.num_instances == sum(task.splits[0].sizes()[:2]) < task.num_instances

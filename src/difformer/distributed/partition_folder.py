@@ -175,7 +175,7 @@ def _check_manifest(about: Mapping[str, Any]) -> None:
     """Refuses a manifest that `write_partition` could not have written, naming the entry."""
     check(about, _FORM)
     if "num_edges" not in about:
-        raise UserError("num_edges must be a count, or null where there is no graph, but is missing")
+        raise UserError("num_edges must be a count, or null without a graph, but is missing")
     if about["source"] is not None:
         check(about["source"], _SOURCE, "source")
         check(list((about["source"].get("files") or {}).values()), [str], "source.files")

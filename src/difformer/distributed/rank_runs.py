@@ -37,13 +37,13 @@ from difformer.distributed.rank_trainer import (
 )
 from difformer.distributed.shard import Shard
 from difformer.errors import UserError
-from difformer.files import RunFolderError, only_one, read_json, sweep, write_bytes, write_json
+from difformer.files import RunFolderError, read_json, write_bytes, write_json
 from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
 from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
-from difformer.training.loop import train_one
+from difformer.training.loop import train, train_one
 from difformer.training.metrics import chosen_metric, find_metric
-from difformer.training.randomness import isolated_rng
+from difformer.training.model import split_number
 from difformer.training.record import Predictions, RunRecord, Summary
 from difformer.training.run import check_together
 from difformer.training.run_folder import RunFolder, TaskSource
@@ -90,8 +90,7 @@ def fit_seeds(
                 make = partial(GraphsTrainer, task, split, config, seed, ranks)
                 record = _together(folder, ranks, make, seed, **given)
             else:
-                given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
-                record = train_one(task, split, config, seed, ranks.device, **given)
+                record = train_one(task, split, config, seed, ranks.device, **given, **folder.progress(seed))
             if not together or ranks.first:
                 folder.write_record(record, task)
             return record
@@ -151,12 +150,9 @@ def _train(
     with stop_requests(told) as stop, contextlib.ExitStack() as stack:
 
         def take() -> list[int]:
-            stack.enter_context(only_one(folder.path))
-            sweep(folder.path)
-            folder.warn_of_changes()
+            stack.enter_context(folder.held())
             for seed in folder.unfinished:  # before any rank writes; later each rank only appends lines
-                state = folder.read_checkpoint(seed)
-                folder.begin_seed(seed, [] if state is None else state.facts["history"])
+                folder.begin_seed(seed)
             return list(folder.unfinished)
 
         own, one = share(ranks.first_does(take))
@@ -186,12 +182,8 @@ def _train(
 def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], RanksTrainer], seed: int, **given: Any) -> RunRecord:
     """A seed from its checkpoint, or from its beginning, by all ranks; rank 0 writes."""
     state = ranks.first_does(lambda: folder.read_checkpoint(seed))
-    with isolated_rng(ranks.device):
-        torch.manual_seed(seed)
-        trainer = make()
-        if state is not None:
-            state.into(trainer)
-        return trainer.run(**given, **(folder.writers(seed) if ranks.first else {}))
+    progress = folder.progress(seed) if ranks.first else {}
+    return train(make, seed, ranks.device, **given, **progress | {"state": state})
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
@@ -255,7 +247,7 @@ def fit_sharded(
             nonlocal sent
             assert shard is not None
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), folder.config, seed)
+                trainer = partial(ShardedTrainer, partition, shard, split_number(task, seed), folder.config, seed)
                 record = _together(folder, ranks, trainer, seed, **given)
                 write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)

@@ -1,13 +1,13 @@
 """The training loop of `difformer.training.loop` over ranks.
 
 Every rank runs the same loop on its own rows. Gradients are summed before each step, so that parameters and optimiser
-stay the same everywhere; losses and metrics are those of all rows, so that every rank finds the same best epoch and
+stay the same everywhere; losses and metrics are over all rows, so that every rank finds the same best epoch and
 stops at the same one; a request to stop counts as soon as any rank has it. A snapshot is that of a single process.
 
 `ShardedTrainer` spreads the nodes of one graph. `GraphsTrainer` shares batches of graphs: every rank holds the whole
-task and takes an equal number of graphs of each batch. The loss is a sum over labels divided by the number of those of
-the *whole* batch, and dropout masks follow from the position of a row in the whole batch, so the steps are those of one
-process. In an evaluation batches are distributed, and every rank then knows all outputs, ``[G, C]``.
+task and takes an equal number of graphs of each batch. The loss is a sum over labels divided by the number of
+labels in the *whole* batch, and dropout masks follow from the position of a row in the whole batch, so the steps are
+the same as in one process. In an evaluation batches are distributed, and every rank then knows all outputs, ``[G, C]``.
 
 A loss is a ratio of sums over labelled entries (`difformer.training.losses`). Its mass depends on targets only and is
 summed over ranks once; a rank's share of the loss is its own part of the sum over that, zero if it has no label.
@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,17 +35,15 @@ from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
-from difformer.training.loop import Log, Save, Trainer
-from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
+from difformer.training.loop import Trainer
+from difformer.training.losses import Ratio, make_loss
 from difformer.training.metrics import Metric
-from difformer.training.model import build_model, prepared_model, set_units
+from difformer.training.model import build_model, prepared_model
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, RunRecord
+from difformer.training.record import Row
 
 
 def check_config(partition: Partition, config: TrainConfig) -> None:
@@ -106,9 +103,9 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
 class SharedJournal(Journal):
     """The journal of a run in which each rank has a share of the loss, and all outputs."""
 
-    def __init__(self, *given: Any, ranks: Ranks) -> None:
-        self.ranks = ranks
-        super().__init__(*given)
+    def __init__(self, trainer: RanksTrainer, metric: Metric) -> None:
+        self.ranks = trainer.ranks
+        super().__init__(trainer, metric)
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         if self.pending:
@@ -117,7 +114,7 @@ class SharedJournal(Journal):
 
 
 class ShardedJournal(SharedJournal):
-    """The journal of a run whose rows are spread over ranks; the task and the split are those of own rows."""
+    """The journal of a run whose rows are spread over ranks; its task and split hold the rank's own rows."""
 
     def _check(self, num_outputs: int) -> bool:
         targets = self.parts["valid"][1]
@@ -142,48 +139,30 @@ class ShardedJournal(SharedJournal):
         }
 
 
-class _SharedDue(Due):
-    """Rank 0's clock decides for all."""
-
-    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
-        super().__init__(config)
-        self.ranks = ranks
-
-    def __call__(self, epoch: int) -> bool:
-        due = super().__call__(epoch)
-        return self.ranks.any(due and self.ranks.first)
-
-
 class RanksTrainer(Trainer):
     """What trainers over ranks share; to be made and used by all ranks together, inside `isolated_rng`."""
+
+    journal_class = SharedJournal
 
     def __init__(self, task: Any, split: Split, config: TrainConfig, seed: int, ranks: Ranks, **given: Any) -> None:
         self.ranks = ranks
         super().__init__(task, split, config, seed, ranks.device, **given)
 
-    def run(
-        self,
-        callbacks: tuple[Callback, ...] = (),
-        log: Log | None = None,
-        save: Save | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> RunRecord:
-        asked, kept = stop or (lambda: False), save or (lambda snapshot: None)
-        return super().run(callbacks, log, kept, lambda: self.ranks.any(asked()))
-
-    def _due(self) -> Due:
-        return _SharedDue(self.config, self.ranks)
+    def _anywhere(self, asked: bool) -> bool:
+        return self.ranks.any(asked)  # only rank 0 saves, so that its clock decides for all
 
     def _update(self) -> None:
         sum_gradients(self.model.parameters(), self.ranks)
         super()._update()
 
     def _warnings(self, outputs: Tensor) -> list[str]:
-        return []  # a rank sees its own rows alone
+        return []  # a rank sees only its own rows
 
 
 class ShardedTrainer(RanksTrainer):
     """A model on every rank, rows on one; `number` is that of the split."""
+
+    journal_class = ShardedJournal
 
     def __init__(self, partition: Partition, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
         ranks, split, own = shard.ranks, shard.splits[number], partition.stand_in(shard.y)
@@ -193,25 +172,19 @@ class ShardedTrainer(RanksTrainer):
         def summed(x: Tensor) -> Tensor:
             return ranks.sum_(x.to(device), "plan").to(x.device)
 
-        targets = shard.y[split.train]
-        model = build_model(own, config, seed).to(device)
-        units = target_units(targets, own.num_outputs, own.problem, config, summed)
-        if units is not None:
-            set_units(model, *units)
+        targets = shard.y[split.train].to(device)
+        model = prepared_model(own, split, config, seed, device, summed)
         for value in model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        weights = class_weights(targets, own.num_outputs, summed).to(device) if config.class_weights else None
-        loss = problem_loss(own.problem, config.label_smoothing, weights)
-        loss = loss if units is None else scaled_loss(units[1].to(device))
-        mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
+        loss = make_loss(own, split, config, device, summed)
+        mass = summed(loss.mass(targets).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
         inputs = ShardInputs(features(shard.x, device), rows=rows)
         # The loss is a sum here; its mean is over the labels of all ranks.
-        feed = OnePassFeed(Step(inputs, targets.to(device), split.train.to(device), share=1 / mass, part=1 / mass))
-        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
-        super().__init__(own, split, config, seed, ranks, **given)
+        feed = OnePassFeed(Step(inputs, targets, split.train.to(device), share=1 / mass, part=1 / mass))
+        super().__init__(own, split, config, seed, ranks, model=model, feed=feed, loss=loss.total)
         self.numbers = rows.numbers
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
@@ -286,8 +259,7 @@ class GraphsTrainer(RanksTrainer):
         model = prepared_model(task, split, config, seed, ranks.device)
         loss = make_loss(task, split, config, ranks.device)
         feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, loss)
-        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(SharedJournal, ranks=ranks)}
-        super().__init__(task, split, config, seed, ranks, **given)
+        super().__init__(task, split, config, seed, ranks, model=model, feed=feed, loss=loss.total)
 
     @contextmanager
     def _masks(self, epoch: int) -> Iterator[Any]:

@@ -169,7 +169,7 @@ class Watch:
 
 
 def _machine() -> str:
-    """What tells a machine, and the numbering of its processes, from all others; empty where that is not known."""
+    """What tells a machine, and the numbering of its processes, from all others; empty if that is not known."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

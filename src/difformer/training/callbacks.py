@@ -1,8 +1,9 @@
-"""Callbacks: anything with ``on_epoch(event)`` is called after every evaluated epoch; and what Ctrl-C does.
+"""Callbacks, and what Ctrl-C does.
 
-A callback that also has ``close()`` is closed when the last run has ended; one that has ``on_stop_request()`` is called
-when Ctrl-C is pressed. The first press ends the training after the current epoch, the second at once. A callback that
-raises ends the training with its exception; the run folder stays as it is and can be resumed.
+A callback is anything with ``on_epoch(event)``, which is called after every evaluated epoch. If it has ``close()``,
+that is called when the last run has ended; if it has ``on_stop_request()``, that is called when Ctrl-C is pressed.
+The first press ends the training after the current epoch, the second at once. A callback that raises an exception ends
+the training with it; the run folder can be resumed.
 """
 
 from __future__ import annotations
@@ -16,41 +17,28 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from difformer.data.errors import require
+
 if TYPE_CHECKING:
     from difformer.training.record import Summary
 
 
 @dataclass(frozen=True)
 class EpochEvent:
-    """One evaluated epoch of one run.
+    """One evaluated epoch of one run."""
 
-    Args:
-        seed: Of the run.
-        split: Name of its split.
-        epoch: The epoch, counted from 1.
-        epochs: Epochs at most.
-        loss: Training loss of the epoch.
-        train_metric: On the training part.
-        valid_metric: On validation.
-        test_metric: On test.
-        seconds: Since the run began, time before an interruption included.
-        best_epoch: The best epoch so far.
-        best_valid: Its metric on validation.
-        best_test: Its metric on test.
-    """
-
-    seed: int
-    split: str
-    epoch: int
-    epochs: int
-    loss: float
-    train_metric: float
-    valid_metric: float
-    test_metric: float
-    seconds: float
-    best_epoch: int
-    best_valid: float
-    best_test: float
+    seed: int  #: Of the run.
+    split: str  #: Name of its split.
+    epoch: int  #: The epoch, counted from 1.
+    epochs: int  #: Epochs at most.
+    loss: float  #: Training loss of the epoch.
+    train_metric: float  #: Metric on the training part.
+    valid_metric: float  #: On validation.
+    test_metric: float  #: On test.
+    seconds: float  #: Since the run began, including the time before an interruption.
+    best_epoch: int  #: The best epoch so far.
+    best_valid: float  #: Its metric on validation.
+    best_test: float  #: Its metric on test.
 
 
 @runtime_checkable
@@ -62,20 +50,11 @@ class Callback(Protocol):
 
 
 class TensorBoard:
-    """Writes loss and metrics of every run as TensorBoard scalars; needs the ``tensorboard`` extra.
-
-    Args:
-        folder: Where event files go, one subfolder per seed.
-    """
+    """Writes loss and metrics of every run below `folder`, one subfolder per seed; needs the ``tensorboard`` extra."""
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "TensorBoard event files need the tensorboard package: pip install 'difformer[tensorboard]'"
-            ) from error
-        self._new_writer, self.folder = SummaryWriter, Path(folder)
+        found = require("torch.utils.tensorboard", extra="tensorboard", purpose="writing TensorBoard event files")
+        self._new_writer, self.folder = found.SummaryWriter, Path(folder)
         self._writers: dict[int, Any] = {}
 
     def on_epoch(self, event: EpochEvent) -> None:
@@ -96,9 +75,9 @@ class TensorBoard:
 class TrainingInterrupted(KeyboardInterrupt):
     """Training was stopped by Ctrl-C, after everything that can be saved was saved.
 
-    `summary` has the results so far, None where no epoch had been evaluated yet; `folder` is the run folder to resume,
+    `summary` has the results so far, None if no epoch had been evaluated yet; `folder` is the run folder to resume,
     empty without one; `kept` says what was saved, what was not, and how to resume. A stack that did not fit into memory
-    as a whole has no checkpoint, and starts `again`.
+    as a whole has no checkpoint and starts `again`.
     """
 
     def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
@@ -117,8 +96,8 @@ class TrainingInterrupted(KeyboardInterrupt):
 def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether Ctrl-C has been pressed; callbacks are closed at the end.
 
-    A signal can come in the middle of a step of the optimiser, but a run that is to be resumed may only stop between
-    epochs. Outside the main thread, where Python delivers no signals, the answer is always False.
+    A signal can arrive in the middle of an optimiser step, but a run can only be resumed from between epochs. Outside
+    the main thread, where Python delivers no signals, the answer is always False.
     """
     asked, listeners = False, tuple(callbacks)
 

@@ -6,39 +6,31 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from difformer.errors import UserError
 
 PRECISIONS = ("float32", "bf16")
-Rule = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and what is, in words
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
-def _count(least: int) -> Rule:
-    return lambda v: type(v) is int and v >= least, f"a whole number of at least {least}"
+def _setting(default: Any, expected: str, holds: Callable[[Any], bool] = lambda value: True) -> Any:
+    """A field whose type is that of its annotation; `expected` says in words which values hold."""
+    return field(default=default, metadata={"expected": expected, "holds": holds})
 
 
-def _number(holds: Callable[[float], bool], expected: str) -> Rule:
-    return lambda v: isinstance(v, float) and math.isfinite(v) and holds(v), expected
+def _count(default: int | None, least: int = 1) -> Any:
+    return _setting(default, f"a whole number of at least {least}", lambda v: v >= least)
 
 
-def _or_none(rule: Rule) -> Rule:
-    return lambda v: v is None or rule[0](v), f"{rule[1]}, or none"
+def _choice(*choices: str) -> Any:
+    return _setting(choices[0], f"one of {', '.join(choices)}", lambda v: v in choices)
 
 
-def _choice(*choices: str) -> Rule:
-    return lambda v: v in choices, f"one of {', '.join(choices)}"
-
-
-_POSITIVE = _number(lambda v: v > 0, "a number above 0")
-_AT_LEAST_0 = _number(lambda v: v >= 0, "a number of at least 0")
-_FLAG: Rule = (lambda v: isinstance(v, bool), "true or false")
-_TEXT: Rule = (lambda v: isinstance(v, str) and bool(v), "a name")
-
-
-def _setting(default: Any, rule: Rule) -> Any:
-    return field(default=default, metadata={"rule": rule})
+def _flag(default: bool) -> Any:
+    return _setting(default, "true or false")
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class TrainConfig:
 
     Args:
         model: Name of a model, see `difformer.zoo.MODELS`; or your own, as ``"package.module:Class"`` or as the class.
-        options: Options of the model; what is left out keeps the model's default.
+        options: Options of the model; others keep the model's default.
         epochs: Passes over the training part at most.
         learning_rate: Of Adam, at its highest.
         weight_decay: λ of ½λ‖w‖², inside the gradient as the paper's Adam has it, or beside it where `decoupled`.
@@ -55,7 +47,7 @@ class TrainConfig:
         schedule: ``"constant"``, ``"cosine"`` or ``"linear"``: how the learning rate falls to zero by the last epoch.
         warmup: Epochs over which the learning rate rises linearly to `learning_rate`.
         gradient_clip: Largest norm of the whole gradient; None does not clip.
-        patience: Stop after so many epochs without a better validation metric; None trains all epochs.
+        patience: Stop after this many epochs without a better validation metric; None trains all epochs.
         eval_every: Epochs from one evaluation to the next; the last epoch is always evaluated.
         batch_size: Nodes of a mini-batch (None: the whole graph), graphs of a batch (None: 256), or snapshots that are
             propagated at once (None: as many as a fixed memory allows; it does not change the result).
@@ -76,32 +68,32 @@ class TrainConfig:
         checkpoint_seconds: Seconds from one checkpoint to the next. A run that is killed loses at most that.
 
     Raises:
-        ValueError: Naming the field, what came and what it takes.
+        UserError: If a field has a value that it does not take.
     """
 
     model: str = "difformer"
     options: Mapping[str, Any] = field(default_factory=dict)
-    epochs: int = _setting(500, _count(1))
-    learning_rate: float = _setting(1e-3, _POSITIVE)
-    weight_decay: float = _setting(0.0, _AT_LEAST_0)
-    decoupled: bool = _setting(False, _FLAG)
-    schedule: str = _setting("constant", _choice("constant", "cosine", "linear"))
-    warmup: int = _setting(0, _count(0))
-    gradient_clip: float | None = _setting(None, _or_none(_POSITIVE))
-    patience: int | None = _setting(None, _or_none(_count(1)))
-    eval_every: int = _setting(1, _count(1))
-    batch_size: int | None = _setting(None, _or_none(_count(1)))
-    steps_per_epoch: str = _setting("epoch", _choice("epoch", "snapshot"))
-    label_smoothing: float = _setting(0.0, _number(lambda v: 0 <= v < 1, "a number in [0, 1)"))
-    class_weights: bool = _setting(False, _FLAG)
-    loss: str = _setting("auto", _choice("auto", "broadcast-mse"))
-    scale_targets: bool = _setting(True, _FLAG)
-    metric: str = _setting("auto", _TEXT)
-    readout: str = _setting("mean", _choice("mean", "sum", "max"))
-    graph: str = _setting("given", _TEXT)
-    precision: str = _setting("float32", _choice(*PRECISIONS))
-    checkpoint_every: int | None = _setting(None, _or_none(_count(1)))
-    checkpoint_seconds: float = _setting(10.0, _AT_LEAST_0)
+    epochs: int = _count(500)
+    learning_rate: float = _setting(1e-3, "a number above 0", lambda v: v > 0)
+    weight_decay: float = _setting(0.0, "a number of at least 0", lambda v: v >= 0)
+    decoupled: bool = _flag(False)
+    schedule: str = _choice("constant", "cosine", "linear")
+    warmup: int = _count(0, least=0)
+    gradient_clip: float | None = _setting(None, "a number above 0", lambda v: v > 0)
+    patience: int | None = _count(None)
+    eval_every: int = _count(1)
+    batch_size: int | None = _count(None)
+    steps_per_epoch: str = _choice("epoch", "snapshot")
+    label_smoothing: float = _setting(0.0, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    class_weights: bool = _flag(False)
+    loss: str = _choice("auto", "broadcast-mse")
+    scale_targets: bool = _flag(True)
+    metric: str = _setting("auto", "a name", bool)
+    readout: str = _choice("mean", "sum", "max")
+    graph: str = _setting("given", "a name", bool)
+    precision: str = _choice(*PRECISIONS)
+    checkpoint_every: int | None = _count(None)
+    checkpoint_seconds: float = _setting(10.0, "a number of at least 0", lambda v: v >= 0)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, type):
@@ -114,39 +106,41 @@ class TrainConfig:
                 f"model={type(self.model).__name__}, and its arguments in options"
             )
         object.__setattr__(self, "options", {name: _storable(value) for name, value in self.options.items()})
-        for name, (kind, (holds, expected)) in _RULES.items():
+        for name, about in _FIELDS.items():
+            kind, _, optional = str(about.type).partition(" | ")
             value = getattr(self, name)
-            if (
-                type(value) is int and "float" in kind
-            ):  # a preset file or a command line writes 1 where a float is meant
+            if kind == "float" and type(value) is int:  # a preset file or a command line writes 1 for 1.0
                 value = float(value)
                 object.__setattr__(self, name, value)
-            if not holds(value):
+            fits = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
+            fits = fits and (kind != "float" or math.isfinite(value)) and about.metadata["holds"](value)
+            if not fits and not (value is None and optional):
+                expected = about.metadata["expected"] + ", or none" * bool(optional)
                 raise UserError(f"{name} must be {expected}, got {value!r}")
         knn_of(self.graph)
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """The same with some fields changed; a new `options` takes the place of all old ones."""
+        """A copy with some fields changed; a new `options` replaces all old ones."""
         _check_names(changes)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, `options` as a dictionary of its own."""
+        """Every field; `options` is a new dictionary."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"options": dict(self.options)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """From some or all fields."""
+        """A configuration from some or all fields."""
         _check_names(fields)
         return cls(**fields)
 
 
-# What every field but the model and its options takes, as its type and its rule; the names a command line can set.
-_RULES = {f.name: (str(f.type), f.metadata["rule"]) for f in dataclasses.fields(TrainConfig) if f.metadata}
+# Every field but the model and its options: the names that a command line can set.
+_FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig) if f.metadata}
 
 
 def _storable(value: Any) -> Any:
-    """A `Diffusivity` by its name where it has one, so that the configuration can be written to a file."""
+    """A `Diffusivity` by its name, if it has one, so that the configuration can be written to a file."""
     if type(value).__name__ != "Diffusivity":  # without torch
         return value
     from difformer.diffusivity import storable
@@ -170,13 +164,12 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
     """``["hidden_channels=64", "learning_rate=0.01"]`` as fields of a `TrainConfig` and options of the model.
 
     Args:
-        settings: ``name=value`` each; a value is a number, true, false, none, or text. The word none is the value None
-            for a setting that can be without one, and a name for one that takes names (``graph=none``).
-        model: Whose options are meant.
+        settings: ``name=value`` each; a value is a number, true, false, none, or text. The word none is the value None,
+            or a name for a setting that takes names (``graph=none``).
+        model: The model that has the options.
 
     Raises:
-        UserError: If a setting has no ``=``, is given twice, or is neither a field nor an option of the model; the
-            message lists what there is, and names the nearest.
+        UserError: If a setting has no ``=``, is given twice, or is neither a field nor an option of the model.
     """
     from difformer.zoo import options_of
 
@@ -192,7 +185,7 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
             raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
         named = text.strip().lower() == "none" and _takes_a_name(name, model)
         value = "none" if named else _parse_value(text)
-        if name in _RULES:
+        if name in _FIELDS:
             fields[name] = value
         elif name in options_known:
             options[name] = value
@@ -209,10 +202,8 @@ def _parse_value(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -220,22 +211,19 @@ def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
     """A configuration from fields and model options in one mapping, as `--set` and presets have them."""
     from difformer.zoo import check_options
 
-    options = {key: value for key, value in settings.items() if key not in _RULES}
+    options = {key: value for key, value in settings.items() if key not in _FIELDS}
     check_options(model, options)
-    return TrainConfig(model=model, options=options, **{key: v for key, v in settings.items() if key in _RULES})
+    return TrainConfig(model=model, options=options, **{key: v for key, v in settings.items() if key in _FIELDS})
 
 
 def _unknown_setting(name: str, model: str, options: Sequence[str]) -> str:
     from difformer.zoo import find
 
-    fixed, training = find(model).fixed, list(_RULES)
-    if name in fixed:
+    if name in (fixed := find(model).fixed):
         free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
         return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
-    return (
-        f"unknown setting {name!r}; {_hint(name, [*training, *options])}Training takes {', '.join(training)}; "
-        f"model {model!r} takes {', '.join(options)}"
-    )
+    known = f"Training takes {', '.join(_FIELDS)}; model {model!r} takes {', '.join(options)}"
+    return f"unknown setting {name!r}; {_hint(name, [*_FIELDS, *options])}{known}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -260,13 +248,11 @@ def _takes_a_name(setting: str, model: str) -> bool:
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near}? " if near else ""
+    return f"did you mean {near}? " if (near := nearest(name, known)) else ""
 
 
 def _check_names(names: Iterable[str]) -> None:
     known = [f.name for f in dataclasses.fields(TrainConfig)]
-    for name in names:
-        if name not in known:
-            hint = _hint(name, known)
-            raise UserError(f"a training configuration has no field {name!r}; {hint}It has {', '.join(known)}")
+    if unknown := next((name for name in names if name not in known), None):
+        hint = _hint(unknown, known)
+        raise UserError(f"a training configuration has no field {unknown!r}; {hint}It has {', '.join(known)}")

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from difformer.nn.dropout import dropout_key, dropout_keys
+from difformer.training.config import TrainConfig
+from difformer.training.devices import precision
 from difformer.training.feeds import NodesFeed
 from difformer.training.losses import Loss
 
@@ -35,6 +37,53 @@ class NotRecordableError(RuntimeError):
 
 
 _report_once = cache(logging.getLogger("difformer").warning)
+_side_stream = cache(torch.cuda.Stream)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device that everything is recorded on.
+
+    A new one per model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
+    """
+    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@contextmanager
+def _recordable() -> Iterator[None]:
+    """Turns errors within into `NotRecordableError`, except for lack of memory."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise NotRecordableError(error) from error
+
+
+class Recorder:
+    """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
+
+    Work must read and write in place: no piece may read what another has left in that memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # memory is shared on one stream only
+
+    def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """The work, recorded.
+
+        Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
+        is made meanwhile has no values before the first replay, and never any if recording fails.
+        """
+        # The stream that torch chooses by itself belongs to the first device that anything was recorded on: work on
+        # other devices would be done at once, and be missing from the graph. If recording fails, torch stays on its
+        # stream; the outer context returns to the current one.
+        graph, stream = torch.cuda.CUDAGraph(), side_stream(self._device)
+        current = torch.cuda.stream(torch.cuda.current_stream(stream.device))
+        with _recordable(), current, torch.cuda.graph(graph, self._pool, stream):
+            work()
+        self._pool = graph.pool()
+        return graph
 
 
 class RecordedEpoch:
@@ -43,48 +92,38 @@ class RecordedEpoch:
     Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
     """
 
-    def __init__(
-        self, model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
-    ) -> None:
+    def __init__(self, model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, config: TrainConfig) -> None:
         device = next(model.parameters()).device
         kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
         (step,) = feed.steps(1)
         self.seed, self._key = seed, torch.zeros(2, dtype=torch.int32, device=device)
 
-        def train() -> tuple[Tensor, Tensor]:
-            for parameter in model.parameters():
-                parameter.grad = None  # made anew in the graph's own memory, and overwritten by every replay
+        def train() -> None:
+            model.zero_grad(set_to_none=True)  # new ones in the graph's own memory, overwritten by every replay
             model.train()
-            with dropout_key(self._key), precision():
+            with dropout_key(self._key), precision(device, config.precision):
                 outputs = step.inputs.outputs(model)
             found = loss(step.select(outputs).float(), step.targets)
             found.backward()
-            return outputs.detach(), found.detach()
+            self._outputs, self.loss = outputs.detach(), found.detach()
 
-        def evaluate() -> Tensor:
+        def evaluate() -> None:
             model.eval()
-            with torch.no_grad(), precision():
-                return feed.outputs(model)
+            with torch.no_grad(), precision(device, config.precision):
+                self._evaluated = feed.outputs(model)
 
         try:
-            side = side_stream(device)
+            side, recorder = side_stream(device), Recorder(device)
             side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
+            with _recordable(), torch.cuda.stream(side):
                 for _ in range(WARM_UP):
                     train()
                     evaluate()
             torch.cuda.current_stream(device).wait_stream(side)
-            self._training, self._evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with _recording(self._training, side):
-                self._outputs, self.loss = train()
-            with _recording(self._evaluation, side, self._training.pool()):
-                self._evaluated = evaluate()
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            for parameter in model.parameters():
-                parameter.grad = None
-            raise NotRecordableError(error) from error
+            self._training, self._evaluation = recorder.record(train), recorder.record(evaluate)
+        except NotRecordableError:
+            model.zero_grad(set_to_none=True)
+            raise
         finally:
             model.load_state_dict(kept)
 
@@ -98,57 +137,3 @@ class RecordedEpoch:
         """Outputs of an evaluation."""
         self._evaluation.replay()
         return self._evaluated
-
-
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device that everything is recorded on.
-
-    A new one for every model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
-    """
-    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
-
-
-_side_stream = cache(torch.cuda.Stream)
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Records what is done within into `graph`, on a stream of the device that does it.
-
-    The stream that torch chooses by itself belongs to the first device that anything was recorded on; work on other
-    devices would be done at once, and be missing from the graph.
-    """
-    # If recording fails, torch stays on its stream; the outer context returns to the current one.
-    with torch.cuda.stream(torch.cuda.current_stream(stream.device)), torch.cuda.graph(graph, pool, stream):
-        yield
-
-
-class Recorder:
-    """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
-
-    Work must read and write in place: no piece may read what another has left in that memory.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None  # memory is shared on one stream alone
-        self._pool: Any = None
-
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The work, recorded.
-
-        Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
-        is made meanwhile has no values before the first replay, and never any if recording fails.
-        """
-        if self._stream is None:
-            self._stream = side_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _recording(graph, self._stream, self._pool):
-                work()
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            raise NotRecordableError(error) from error
-        self._pool = graph.pool()
-        return graph

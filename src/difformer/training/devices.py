@@ -16,7 +16,7 @@ SHARE = 0.7
 
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
-    """The device of a name; ``"auto"`` is the first CUDA device where there is one, the CPU otherwise.
+    """The device of a name; ``"auto"`` is the first CUDA device if there is one, otherwise the CPU.
 
     Apple's ``"mps"`` has to be asked for: torch has no sparse products there yet, so graphs fail on it.
     """
@@ -39,8 +39,13 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     return found
 
 
+def precision(device: torch.device, name: str) -> torch.autocast:
+    """Within it, forward passes have a precision: ``"float32"`` or ``"bf16"``."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16")
+
+
 def describe(device: torch.device) -> str:
-    """The device for people."""
+    """The name of the device for people."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return platform.processor() or platform.machine()

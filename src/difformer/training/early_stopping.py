@@ -15,5 +15,5 @@ def improves(value: Any, best: Any, higher_is_better: bool) -> Any:
 
 
 def out_of_patience(epoch: Any, best_epoch: Any, patience: int | None) -> Any:
-    """Whether `patience` epochs have gone by since the best one; never where no epoch was best yet (epoch 0)."""
+    """Whether `patience` epochs have passed since the best one; never before there is a best epoch (epoch 0)."""
     return False if patience is None else (best_epoch > 0) & (epoch - best_epoch >= patience)

@@ -1,14 +1,14 @@
 """Feeds: how a task reaches a model, one forward pass after the other.
 
-A feed gives the passes of a training epoch and the outputs of all instances for evaluation. What does not change from
-epoch to epoch (normalised graphs, sorted sparse features, padded blocks) is computed once and stays on the device.
+A feed gives the passes of a training epoch and the outputs of all instances for evaluation. What does not change
+between epochs (normalised graphs, sorted sparse features, padded blocks) is computed once and stays on the device.
 
 * `NodesFeed`: all nodes in every pass.
 * `BatchesFeed`: large graphs, trained on a random partition of the nodes, a new one every epoch; evaluated whole.
 * `GraphsFeed`: graphs and point sets, in batches.
-* `SeriesFeed`: snapshots in time order, many per pass, each with the answer that it gets alone. With training snapshots
-  1 … T the loss of an epoch is (1/T) Σ_t ℓ(f(x_t), y_t), taken in one step (``steps_per_epoch="epoch"``, the gradient
-  summed over passes of as many snapshots as fit) or snapshot by snapshot.
+* `SeriesFeed`: snapshots in time order, many per pass, each with the answer it gets alone. With training snapshots
+  1 … T the loss of an epoch is (1/T) Σ_t ℓ(f(x_t), y_t), in one step (``steps_per_epoch="epoch"``, the gradient summed
+  over passes of as many snapshots as fit) or snapshot by snapshot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than row
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 DEFAULT_BATCH_SIZE = 256  # graphs
 EVALUATED_NODES = 65_536  # of a batch of graphs in evaluation: with fewer, a GPU is launch-bound
-# Entries of the largest tensor of a pass over a series; fixed, so that a run does not depend on its machine.
+# Entries of the largest tensor of a pass over a series; fixed, so that a run does not depend on the machine.
 ENTRIES_AT_ONCE = 2**23
 CHANNELS = 256
 
@@ -76,7 +76,7 @@ class Step:
     inputs: Inputs
     targets: Tensor
     rows: Tensor | None = None  # of the output that have targets; None for all
-    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None leaves it as it is
+    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None does not reshape
     share: float = 1.0  # factor of the loss in the gradient
     part: float = 1.0  # factor of the loss in what is recorded for the epoch
     update: bool = True  # whether the optimiser steps after this pass
@@ -91,12 +91,11 @@ class Step:
 class Feed(ABC):
     """What a training loop asks of a task."""
 
-    whole = False
-    """Whether an epoch is one pass whose outputs are those of all instances, so that it can serve evaluation too."""
+    whole = False  # whether an epoch is one pass over all instances, so that its outputs can serve evaluation too
 
     @abstractmethod
     def steps(self, epoch: int) -> Iterator[Step]:
-        """The passes of an epoch; a function of seed and epoch alone."""
+        """The passes of an epoch; a function of seed and epoch only."""
 
     @abstractmethod
     def passes(self) -> list[Inputs]:
@@ -134,18 +133,16 @@ class NodesFeed(OnePassFeed):
     """All nodes in every pass."""
 
     def __init__(self, task: Task, split: Split, device: torch.device) -> None:
-        graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
-        inputs = Inputs(features(task.x, device), graph)
-        super().__init__(Step(inputs, task.y[split.train].to(device), split.train.to(device)))
+        super().__init__(Step(inputs_of(task, device), task.y[split.train].to(device), split.train.to(device)))
 
 
 class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
-    and on a GPU of which its states would take much. A layer needs of all nodes only a summary: one pass over chunks of
-    rows adds up the summaries of their keys and values (`difformer.nn.context.store`), a second answers the rows of
-    each chunk. That takes O(N) time where a summary is a sum (simple, constant), and O(N²) otherwise, tile by tile.
+    or on a GPU with too little room. A layer only needs a summary of all nodes: one pass over chunks of rows adds up
+    the summaries of their keys and values (`difformer.nn.context.store`), a second answers the rows of each chunk. That
+    takes O(N) time if a summary is a sum (simple, constant), and O(N²) otherwise, tile by tile.
     """
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
@@ -154,7 +151,7 @@ class BatchesFeed(Feed):
         home = device if has_room(device, _bytes(task)) else None
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
-        self._in_one_pass: bool | None = None  # asked once, so that all evaluations are alike
+        self._in_one_pass: bool | None = None  # decided once, so that all evaluations are alike
         self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
         self._graph: Graph | None = None
         self._whole: Inputs | None = None
@@ -164,53 +161,49 @@ class BatchesFeed(Feed):
         for batch in self.partitions.epoch(epoch):
             rows = batch.local(self.train)
             if rows.numel():
-                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
-                inputs, targets = Inputs(features(batch.x, self.device), graph), batch.y[rows].to(self.device)
+                inputs, targets = inputs_of(batch, self.device), batch.y[rows].to(self.device)
                 yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
 
     def outputs(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer) or self._fits(model):
+        if not self._in_chunks(model):
             return super().outputs(model)
         outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
         return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer) or self._fits(model):
+        if not self._in_chunks(model):
             return super().states(model)
         if self._storage is None:  # the whole graph is moved and normalised once
             needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
             self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
-            self._graph = self._graph_on(self._storage)
+            known = self.partitions  # whose edges may be on the device already
+            self._graph = graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, self._storage)
         places: dict[str, Any] = {"device": self.device, "storage": self._storage}
         return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
 
     def _rows(self, model: DIFFormer) -> int:
-        """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
+        """Rows per chunk of an evaluation; if summaries are sums, small chunks save nothing and cost time."""
         sums = all(layer.form in ADDED for layer in _layers(model))
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
-    def _fits(self, model: DIFFormer) -> bool:
-        """Whether the whole graph goes through a model in one pass."""
-        if self._in_one_pass is None and not can_chunk(model):
-            self._in_one_pass = True
+    def _in_chunks(self, model: nn.Module) -> TypeGuard[DIFFormer]:
+        """Whether the graph goes through a model in chunks, not in one pass."""
         if self._in_one_pass is None:
+            self._in_one_pass = True
+            if not can_chunk(model):
+                return False
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            # The one holds all pairs at once, the other is not exact.
+            # The first holds all pairs at once, the second is not exact.
             other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
-        return self._in_one_pass
+        return not self._in_one_pass
 
     def passes(self) -> list[Inputs]:
         if self._whole is None:
-            self._whole = Inputs(features(self.partitions.x, self.device), self._graph_on(self.device))
+            self._whole = inputs_of(self.partitions, self.device)
         return [self._whole]
-
-    def _graph_on(self, device: torch.device) -> Graph | None:
-        """The whole graph; edges that are on the device for the batches are not copied there again."""
-        known = self.partitions
-        return graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, device)
 
 
 def _layers(model: DIFFormer) -> list[DIFFormerConv]:
@@ -220,12 +213,12 @@ def _layers(model: DIFFormer) -> list[DIFFormerConv]:
 def _bytes(task: Task) -> int:
     """Memory of features, targets and edges, with what cutting them into batches needs besides."""
     x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
-    each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
+    each = x.element_size() + (8 if x is not task.x else 0)  # a number and, if sparse, its column
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
-def can_chunk(model: DIFFormer) -> bool:
-    """Whether rows can be answered in chunks: only by the model of this package, every part of it as it was written.
+def can_chunk(model: nn.Module) -> TypeGuard[DIFFormer]:
+    """Whether rows can be answered in chunks: only by an unmodified DIFFormer.
 
     A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.
     """
@@ -239,7 +232,7 @@ def can_chunk(model: DIFFormer) -> bool:
 def embed_in_batches(
     model: DIFFormer, x: Tensor, graph: Graph | None, *, batch_size: int, device: torch.device, storage: torch.device
 ) -> Tensor:
-    """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
+    """Final states ``[N, hidden]`` of all nodes of one graph, as ``model.embed(x, graph)`` gives them with exact sums.
 
     The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
     features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
@@ -277,7 +270,7 @@ def decode_in_batches(model: DIFFormer, states: Tensor, *, batch_size: int, devi
 
 
 def has_room(device: torch.device, needed: int) -> bool:
-    """Whether a GPU has ample room for so many bytes; never true of a CPU, where everything is already."""
+    """Whether a GPU has ample room for so many bytes; never true for a CPU, where everything is already."""
     return device.type == "cuda" and needed < AMPLE * free_bytes(device)
 
 
@@ -292,9 +285,7 @@ class GraphsFeed(Feed):
         self._kept: list[Inputs] | None = None
 
     def _inputs(self, batch: GraphBatch) -> Inputs:
-        graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
-        segments = Segments(batch.batch.to(self.device), batch.graphs.numel())
-        return Inputs(batch.x.to(self.device), graph, segments)
+        return inputs_of(batch, self.device, Segments(batch.batch.to(self.device), batch.graphs.numel()))
 
     def steps(self, epoch: int) -> Iterator[Step]:
         count = max(1, self._training.index.numel())
@@ -321,7 +312,7 @@ class SeriesFeed(Feed):
         nodes = task.num_nodes
         length = config.batch_size or max(1, ENTRIES_AT_ONCE // (nodes * max(nodes, CHANNELS)))
         self.device, self.shape = device, task.x.shape[:2]
-        # One graph for all snapshots is normalised once, also where every snapshot is a pass of its own.
+        # One graph for all snapshots is normalised once, even if every snapshot is a pass.
         self._shared: Graph | None = None
         if isinstance(task.edge_index, Tensor):
             self._shared = graph_of(task.edge_index, task.edge_weight, nodes, device)
@@ -337,13 +328,11 @@ class SeriesFeed(Feed):
         self._all = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
 
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
-        count, nodes = batch.x.shape[:2]
-        joined = batch.disjoint()
-        graph = self._shared if count == 1 else None
-        if graph is None:
-            graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
+        count, joined = batch.x.shape[0], batch.disjoint()
+        if count == 1 and self._shared is not None:
+            return Inputs(joined.x.to(self.device), self._shared)
         segments = None if count == 1 else Segments(joined.batch.to(self.device), count)
-        return Inputs(joined.x.to(self.device), graph, segments)
+        return inputs_of(joined, self.device, segments)
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield from self._steps
@@ -357,7 +346,7 @@ class SeriesFeed(Feed):
 
 
 def make_feed(task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device, model: nn.Module) -> Feed:
-    """The feed of a task's kind; `model` says how it wants features and graph prepared, if it has a ``prepare``."""
+    """The feed of a task's kind; a ``prepare`` of the model is applied to features and graph."""
     task = structured(task, split, config, model)
     if task.kind == "series":
         return SeriesFeed(task, split, config, device)
@@ -394,7 +383,7 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
     """The task with the neighbour graph of the instances of `seen`, which is the task itself unless it is a series.
 
-    The nodes of a series are described by what is seen of them in the training part: new snapshots keep that graph.
+    The nodes of a series are described by their features in the training part; new snapshots keep that graph.
     """
     if seen.kind == "series":
         points = seen.x[split.train].transpose(0, 1).flatten(1)
@@ -409,15 +398,21 @@ def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
     return x.to(device) if x.layout == torch.strided else SparseMatrix.from_tensor(x).to(device)
 
 
+def inputs_of(part: Any, device: torch.device, segments: Segments | None = None) -> Inputs:
+    """A pass over a task or a batch: anything with x, edge_index and edge_weight."""
+    graph = graph_of(part.edge_index, part.edge_weight, part.x.shape[0], device)
+    return Inputs(features(part.x, device), graph, segments)
+
+
 def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph | None:
-    """A graph on a device, to be normalised once; None without edges."""
+    """A graph on a device, which is normalised once; None without edges."""
     if edge_index is None:
         return None
     weight = None if edge_weight is None else edge_weight.to(device)
     return Graph(edge_index.to(device), num_nodes, weight)
 
 
-# Runs of one task share their neighbour graph: to find it takes longer than many a run does.
+# Runs of one task share their neighbour graph: the search can take longer than a run.
 _FOUND: ResultCache[Tensor] = ResultCache()
 
 

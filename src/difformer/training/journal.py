@@ -1,9 +1,8 @@
 """What was measured, epoch by epoch, and the best epoch: the earliest one with the best validation score.
 
-`Journal` is that of one run. `StackJournal` is that of runs trained as one, with a leading axis: losses, metrics, the
-best epoch of every run, its parameters and the count of epochs are tensors on the device that are changed in place, so
-that a recorded epoch reads and writes where it did when it was recorded. A run that is out of patience is marked, and
-not changed by what comes after.
+`Journal` is for one run. `StackJournal` is for runs trained as one: losses, metrics, the best epoch of every run, its
+parameters and the count of epochs are tensors on the device, which are changed in place, so that a recorded epoch reads
+and writes where it did when it was recorded. A run that is out of patience is marked and no longer changes.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 
 if TYPE_CHECKING:
+    from difformer.training.loop import Trainer
     from difformer.training.stack import StackModel
 
 PARTS = ("train", "valid", "test")
 NOTHING = dict.fromkeys(PARTS, math.nan)
 Measured = dict[str, float]
-# Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
-AT_ONCE = ("accuracy", "broadcast-mse")
-# Metrics that never wait for a value; with the others an evaluation cannot be recorded, and spoils what tries to.
-RECORDABLE = (*AT_ONCE, "rocauc")
-LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two looks at whether all runs have stopped
+AT_ONCE = ("accuracy", "broadcast-mse")  # metrics that `vmap` can take: no shape depends on data
+RECORDABLE = (*AT_ONCE, "rocauc")  # metrics that never wait for a value, so that an evaluation can be recorded
+LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two checks whether all runs have stopped
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
@@ -43,7 +41,7 @@ class NonFiniteLossError(UserError, ArithmeticError):
 
     Args:
         epoch: The first epoch with such a loss or output.
-        loss: The loss; None where it was finite and the outputs were not.
+        loss: The loss; None if it was finite and the outputs were not.
         config: What was trained.
     """
 
@@ -62,50 +60,47 @@ class NonFiniteLossError(UserError, ArithmeticError):
         return type(self), (self.epoch, self.loss, self.config)
 
 
+def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    """Indices and targets of training, validation and test part, on a device."""
+    return {name: (index.to(device), task.y[index].to(device)) for name, index in split.parts().items()}
+
+
 class Journal:
     """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
 
-    def __init__(
-        self,
-        metric: Metric,
-        task: Task,
-        split: Split,
-        config: TrainConfig,
-        seed: int,
-        epochs: int,
-        device: torch.device,
-    ) -> None:
-        self.metric, self.split, self.config, self.seed, self.epochs = metric, split, config, seed, epochs
+    def __init__(self, trainer: Trainer, metric: Metric) -> None:
+        self.metric, self.split, self.config = metric, trainer.split, trainer.config
+        self.seed, self.epochs = trainer.seed, trainer.epochs  # the trainer itself would never be freed
         # Metrics are counted in double precision, which Apple's GPUs do not have.
-        self.place = place = torch.device("cpu") if device.type == "mps" else device
-        self.parts = {name: (index.to(place), task.y[index].to(place)) for name, index in split.parts().items()}
-        self.chooses = self._check(task.num_outputs)
+        self.place = torch.device("cpu") if trainer.device.type == "mps" else trainer.device
+        self.parts = parts_of(trainer.task, self.split, self.place)
+        self.chooses = self._check(trainer.task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
         self.history: list[Row] = []
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
 
     def _check(self, num_outputs: int) -> bool:
-        """Whether there is a validation part to choose the epoch by; refuses one that no output is measured by."""
+        """Whether there is a validation part to choose the epoch by; refuses one on which the metric is not defined."""
         self.metric.check(self.parts["valid"][1], num_outputs)
         return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
-        """The metric of an epoch's outputs on every part, NaN on one that is empty."""
+        """The metric of an epoch's outputs on every part, NaN on an empty one."""
         outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
             chosen = outputs[index]
             finite.append(chosen.isfinite().all())
             values.append(self.metric(chosen, targets) if index.numel() else outputs.new_tensor(math.nan))
-        # One transfer for everything: a device is waited for once.
+        # One transfer for everything: the device is waited for once.
         numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
         if not all(numbers[len(PARTS) :]):
             raise self._diverged(epoch)
         return dict(zip(PARTS, numbers, strict=False))
 
     def _diverged(self, epoch: int) -> NonFiniteLossError:
-        """The first loss that is not finite comes before outputs that are not."""
+        """The error of the first loss that is not finite, or of outputs that are not."""
         losses: list[float] = torch.stack(self.pending).tolist() if self.pending else []
         for number, loss in enumerate(losses, epoch - len(losses) + 1):
             if not math.isfinite(loss):
@@ -121,12 +116,12 @@ class Journal:
         return True
 
     def out_of_patience(self, epoch: int) -> bool:
-        """Whether `patience` epochs have gone by since the best one; asked and answered at evaluated epochs."""
-        asked = epoch % self.config.eval_every == 0
-        return asked and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
+        """Whether to stop after an epoch, if it was evaluated."""
+        evaluated = epoch % self.config.eval_every == 0
+        return evaluated and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured."""
+        """Makes the missing rows up to `epoch`, the last of them with what was measured."""
         if not self.pending:
             return []
         losses: list[float] = torch.stack(self.pending).tolist()
@@ -146,8 +141,7 @@ class Journal:
 
     def record(self, **more: Any) -> RunRecord:
         """The run as a record."""
-        best = self.best or NOTHING
-        return _record(self.seed, self.split, self.metric, self.best_epoch, best, self.history, **more)
+        return _record(self.seed, self.split, self.metric, self.best_epoch, self.best or NOTHING, self.history, **more)
 
 
 def _record(
@@ -157,9 +151,12 @@ def _record(
     return RunRecord(seed, split.name, metric.name, epoch, **more)
 
 
+Ended = RunRecord | NonFiniteLossError  # how a run of a stack ends
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run of a stack: its seed, the number of its split, and the configuration it would have alone."""
+    """One run of a stack: its seed, the number of its split, and its configuration."""
 
     seed: int
     split: int
@@ -168,7 +165,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring runs on one split: which, their loss, and indices and targets of each part."""
+    """Adjacent runs on one split: which, their loss, and indices and targets of each part."""
 
     runs: slice
     split: Split
@@ -177,15 +174,7 @@ class Group:
 
 
 class StackJournal:
-    """Scores of runs that share everything but seed, split and some hyper-parameters; all of it on the device.
-
-    Attributes:
-        clock: ``[1]`` epochs that are finished.
-        best_flat: ``[runs, P]`` parameters of every run's best epoch; best_buffers: the buffers of that epoch.
-        ended: ``[runs]`` epoch after which a run stopped early; 0 while it is training.
-        broken: ``[runs]`` first epoch with outputs that are not finite; 0 where there is none.
-        notes: What holds for all runs of the stack.
-    """
+    """Losses, metrics and best epochs of runs trained as one, on the device."""
 
     def __init__(
         self, task: Task, runs: Sequence[Run], groups: Sequence[Group], model: StackModel, device: torch.device
@@ -193,35 +182,30 @@ class StackJournal:
         self.task, self.runs, self.groups, self.model, self.device = task, runs, groups, model, device
         self.config = config = runs[0].config
         self.metric = chosen_metric(config, task)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # about all runs
         for group in groups:
             self.metric.check(group.parts["valid"][1], task.num_outputs)
         count = len(runs)
-        self.clock = torch.zeros(1, dtype=torch.long, device=device)
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)  # epochs that are finished
         self.losses = torch.full((config.epochs, count), math.nan, device=device)
         self.measured = torch.full((config.epochs, 3, count), math.nan, dtype=torch.float64, device=device)
         self.measured_at: list[int] = []
         self.best = torch.full((3, count), math.nan, dtype=torch.float64, device=device)
         self.best_epoch = torch.zeros(count, dtype=torch.long, device=device)
-        self.best_flat = model.flat.clone()
+        self.best_flat = model.flat.clone()  # [runs, P] parameters of every run's best epoch
         self.best_buffers = {name: value.clone() for name, value in model.buffers.items()}
-        self.ended = torch.zeros_like(self.best_epoch)
-        self.broken = torch.zeros_like(self.best_epoch)
+        self.ended = torch.zeros_like(self.best_epoch)  # epoch after which a run stopped early; 0 while it trains
+        self.broken = torch.zeros_like(self.best_epoch)  # first epoch with outputs that are not finite; 0 if none
 
     @torch.no_grad()
     def measure(self, outputs: Tensor) -> None:
-        """Metrics ``[3, runs]`` of the epoch; keeps the parameters of runs that are best on validation so far."""
-        outputs = outputs.float()
-        measured = torch.stack(
-            [torch.cat([self._metric(*g.parts[name], outputs[g.runs]) for g in self.groups]) for name in PARTS]
-        )
-        finite = torch.cat(
-            [
-                torch.stack([outputs[g.runs][:, index].flatten(1).isfinite().all(1) for index, _ in g.parts.values()])
-                for g in self.groups
-            ],
-            1,
-        ).all(0)
+        """Measures the outputs of an epoch; keeps the parameters of runs that are best on validation so far."""
+        metrics, whole = [], []
+        for group in self.groups:
+            own, parts = outputs[group.runs].float(), group.parts.values()
+            metrics.append(torch.stack([self._metric(*part, own) for part in parts]))
+            whole.append(torch.stack([own[:, index].flatten(1).isfinite().all(1) for index, _ in parts]).all(0))
+        measured, finite = torch.cat(metrics, 1), torch.cat(whole)
         self.broken.copy_(torch.where(~finite & (self.broken == 0) & (self.ended == 0), self.clock, self.broken))
         better = improves(measured[1], self.best[1], self.metric.higher_is_better)
         for group in self.groups:
@@ -248,7 +232,7 @@ class StackJournal:
         return torch.stack([self.metric(run, targets).double() for run in chosen])
 
     def all_stopped(self) -> bool:
-        """Whether all runs have stopped; asking waits for the device."""
+        """Whether all runs have stopped; this waits for the device."""
         if self.config.patience is None or len(self.measured_at) % LOOK_EVERY.get(self.device.type, 1):
             return False
         return bool((self.ended > 0).all())
@@ -265,9 +249,7 @@ class StackJournal:
             for callback in callbacks:
                 callback.on_epoch(event)
 
-    def records(
-        self, outputs: Tensor, epoch: int, status: Status, seconds: float
-    ) -> list[RunRecord | NonFiniteLossError]:
+    def records(self, outputs: Tensor, epoch: int, status: Status, seconds: float) -> list[Ended]:
         """One per run, in their order; an error in place of a run whose loss did not stay finite.
 
         ``outputs [runs, …]`` are those of every run's best epoch, on the CPU; `status` is that of runs that did not
@@ -276,7 +258,7 @@ class StackJournal:
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
         flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
-        found: list[RunRecord | NonFiniteLossError] = []
+        found: list[Ended] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
             bad = [(row["epoch"], row["loss"]) for row in rows if not math.isfinite(row["loss"])]
@@ -288,18 +270,13 @@ class StackJournal:
             for at in self.measured_at:
                 if at <= len(rows):
                     rows[at - 1] |= {name: values[at - 1][p][i] for p, name in enumerate(PARTS)}
-            split = self.task.splits[run.split]
-            signs = warning_signs(self.task, split, outputs[i].float(), self.metric.name)
+            split, scores = self.task.splits[run.split], dict(zip(PARTS, best[i], strict=True))
             more: dict[str, Any] = {
                 "seconds": seconds / len(self.runs),
                 "state": self.model.state_of(i, flat, buffers),
                 "outputs": outputs[i].clone(),
                 "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
-                "notes": (*self.notes, *signs),
+                "notes": (*self.notes, *warning_signs(self.task, split, outputs[i].float(), self.metric.name)),
             }
-            found.append(
-                _record(
-                    run.seed, split, self.metric, best_epoch[i], dict(zip(PARTS, best[i], strict=True)), rows, **more
-                )
-            )
+            found.append(_record(run.seed, split, self.metric, best_epoch[i], scores, rows, **more))
         return found

@@ -1,13 +1,13 @@
 """The training loop: one for every kind of task, every model and every device.
 
 Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the training loss; the evaluation of epoch e measures
-θ_e on all three parts from one forward pass. Where a forward pass in training is the same as in evaluation (no dropout,
-no batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient *is* the evaluation of θ_e,
-and an epoch costs one forward and one backward pass in all.
+θ_e on all three parts from one forward pass. If a forward pass in training is the same as in evaluation (no dropout, no
+batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient is the evaluation of θ_e, and an
+epoch costs one forward and one backward pass in all.
 
 **What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
 and batches are functions of seed and epoch, the same on every device. Models are initialised from a private generator,
-so runs in several threads of one process give the results that they give alone. On one CPU, with one number of torch
+so runs in several threads of one process give the same results as alone. On one CPU, with one number of torch
 threads and one version of torch, a seed gives one result to the bit, also when the run was interrupted and resumed. On
 CUDA, sums over edges and batches are added in varying order: results agree to rounding, which many epochs amplify.
 """
@@ -15,32 +15,36 @@ CUDA, sums over edges and batches are added in varying order: results agree to r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Due, Snapshot
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
-from difformer.training.devices import resolve
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import Journal
+from difformer.training.journal import PARTS, Journal
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import learning_rate, make_optimizer
-from difformer.training.randomness import isolated_rng
+from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find
 
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # that the optimiser keeps of a parameter
 Log = Callable[[list[Row]], None]
 Save = Callable[[Snapshot], None]
+Stop = Callable[[], bool]
 
 
 def train_one(
@@ -54,7 +58,7 @@ def train_one(
     callbacks: Iterable[Callback] = (),
     log: Log | None = None,
     save: Save | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
 ) -> RunRecord:
     """Train one model from one seed on one split.
 
@@ -64,7 +68,7 @@ def train_one(
         config: Model and training.
         seed: Of everything that is random.
         device: See `difformer.training.devices.resolve`.
-        state: A snapshot of an earlier training of the same run, which is resumed.
+        state: A snapshot to resume from.
         callbacks: Called after every evaluated epoch.
         log: Called with the rows of new epochs, each row once.
         save: Called with a snapshot to resume from, as often as the configuration says.
@@ -76,12 +80,20 @@ def train_one(
     """
     chosen = task.splits[split] if isinstance(split, int) else split
     place = resolve(device)
-    with isolated_rng(place):
+    make = partial(Trainer, task, chosen, config, seed, place)
+    return train(make, seed, place, state=state, callbacks=tuple(callbacks), log=log, save=save, stop=stop)
+
+
+def train(
+    make: Callable[[], Trainer], seed: int, device: torch.device, *, state: Snapshot | None = None, **given: Any
+) -> RunRecord:
+    """Make a trainer, and run it from a state or from its beginning; nothing outside is disturbed."""
+    with isolated_rng(device):
         torch.manual_seed(seed)
-        trainer = Trainer(task, chosen, config, seed, place)
+        trainer = make()
         if state is not None:
-            state.into(trainer)
-        return trainer.run(tuple(callbacks), log, save, stop)
+            trainer.restore(state)
+        return trainer.run(**given)
 
 
 class Trainer:
@@ -89,15 +101,13 @@ class Trainer:
 
     Args:
         task, split, config, seed, device: As in `train_one`.
-        model: Trained instead of the configuration's model; already on the device.
-        feed: Used instead of the task's own feed.
-        loss: Used instead of the configuration's loss: ``(outputs, targets) -> scalar``.
-        metric: Chooses the epoch instead of the configuration's metric.
-        journal: Makes the journal; takes the arguments of `Journal`.
-
-    Attributes:
-        notes: What the user should know about this run, such as why its epochs could not be recorded.
+        model: Trained in place of the configuration's model; already on the device.
+        feed: Used in place of the task's own feed.
+        loss: Used in place of the configuration's loss: ``(outputs, targets) -> scalar``.
+        metric: Chooses the epoch in place of the configuration's metric.
     """
+
+    journal_class: Callable[..., Journal] = Journal
 
     def __init__(
         self,
@@ -111,7 +121,6 @@ class Trainer:
         feed: Feed | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
-        journal: Callable[..., Journal] = Journal,
     ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
         self.model = prepared_model(task, split, config, seed, device) if model is None else model
@@ -121,11 +130,10 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         # A model without parameters is evaluated once.
         self.epochs = config.epochs if self.optimizer is not None else 1
-        chosen = metric or chosen_metric(config, task)
-        self.journal = journal(chosen, task, split, config, seed, self.epochs, device)
+        self.journal = self.journal_class(self, metric or chosen_metric(config, task))
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
         self._recorded: RecordedEpoch | None = None
         self._recorded_from: tuple[object, ...] = ()
 
@@ -136,15 +144,14 @@ class Trainer:
 
     def run(
         self,
-        callbacks: tuple[Callback, ...] = (),
+        callbacks: Sequence[Callback] = (),
         log: Log | None = None,
         save: Save | None = None,
-        stop: Callable[[], bool] | None = None,
+        stop: Stop | None = None,
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
-        due, one_pass = self._due(), self.one_pass
-        status: Status = "finished"
+        due, one_pass = Due(self.config), self.one_pass
 
         def write(measured: dict[str, float] | None = None) -> None:
             self.seconds = time.perf_counter() - started
@@ -153,17 +160,16 @@ class Trainer:
                 log(rows)
 
         while True:
-            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
+            # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
             last = self.epoch >= self.epochs
             outputs = self._forward_whole() if one_pass and not last else None
             if journal.pending and (last or self.epoch % self.config.eval_every == 0):
                 found = self.evaluate() if outputs is None else outputs.detach()
                 measured = journal.measure(self.epoch, found)
-                if self.optimizer is None:  # nothing was trained, so that no loss is known yet
-                    index = self.split.train.to(found.device)
-                    journal.pending[-1] += self.loss(
-                        found.float()[index], self.task.y[self.split.train].to(found.device)
-                    )
+                if self.optimizer is None:  # nothing was trained, so no loss is known yet
+                    index = self.split.train
+                    targets = self.task.y[index].to(found.device)
+                    journal.pending[-1] += self.loss(found.float()[index.to(found.device)], targets)
                 if journal.judge(self.epoch, measured):
                     for name, value in self.model.state_dict().items():
                         self.best_state[name].copy_(value)
@@ -171,13 +177,13 @@ class Trainer:
                 for callback in callbacks:
                     callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
             if last or journal.out_of_patience(self.epoch):
-                status = "finished" if last else "stopped early"
+                status: Status = "finished" if last else "stopped early"
                 break
-            stopping = stop is not None and stop()
-            if self.epoch and (stopping or (save is not None and due(self.epoch))):
+            stopping = self._anywhere(stop is not None and stop())
+            if self.epoch and (stopping or self._anywhere(save is not None and due(self.epoch))):
                 write()
                 if save is not None:
-                    save(Snapshot.of(self))
+                    save(self.snapshot())
                 due.done()
             if stopping:
                 status = "interrupted"
@@ -191,7 +197,7 @@ class Trainer:
         return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=notes)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
-        """One epoch more, without evaluation; `whole_outputs` is its forward pass where that has been made."""
+        """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""
         recorded = torch.zeros((), device=self.device)
         self.journal.pending.append(recorded)
         self.epoch += 1
@@ -226,7 +232,7 @@ class Trainer:
         self.optimizer.step()
 
     def _forward(self, step: Step) -> Tensor:
-        with self._precision():
+        with precision(self.device, self.config.precision):
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
@@ -241,30 +247,72 @@ class Trainer:
         if (recording := self._recording()) is not None:
             return recording.evaluate()
         self.model.eval()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), precision(self.device, self.config.precision):
             return self.feed.outputs(self.model)
+
+    def snapshot(self) -> Snapshot:
+        """Everything that changes during training."""
+        tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
+        tensors |= {f"rng.{i}": value for i, value in enumerate(rng_state(self.device))}
+        if self.optimizer is not None:
+            for i, moments in self.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+        facts: dict[str, Any] = {name: getattr(self.journal, name) for name in ("best_epoch", "best", "history")}
+        facts |= {"seed": self.seed, "split": self.split.name, "device": self.device.type}
+        return Snapshot.copied(tensors, **facts, epoch=self.epoch, seconds=self.seconds)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continues from a snapshot of the same run."""
+        facts, journal = snapshot.facts, self.journal
+        for name, here in (("seed", self.seed), ("split", self.split.name)):
+            if facts.get(name) != here:
+                raise CheckpointError(f"the checkpoint is of {name} {facts.get(name)!r}, this run has {here!r}")
+        try:
+            self.model.load_state_dict(snapshot.part("model"))
+            best = snapshot.part("best")
+            for name, value in self.best_state.items():
+                value.copy_(best[name])
+            if self.optimizer is not None:
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                moments = {i: found for i in range(len(parameters)) if (found := snapshot.part(f"optimizer.{i}"))}
+                fits = all(
+                    found.keys() == MOMENTS
+                    and all(value.shape in ((), parameters[i].shape) for value in found.values())
+                    for i, found in moments.items()
+                )
+                if not fits or sum(map(len, moments.values())) != len(snapshot.part("optimizer")):
+                    raise UserError("its moments do not belong to the parameters")
+                groups = self.optimizer.state_dict()["param_groups"]
+                self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+            if facts["device"] == self.device.type:
+                set_rng_state(self.device, list(snapshot.part("rng").values()))
+            self.epoch, self.seconds = snapshot.epoch, float(facts["seconds"])
+            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"]
+            journal.best = None if known is None else {part: float(known[part]) for part in PARTS}
+            rows = facts["history"]
+            journal.history = [{**row, "epoch": int(row["epoch"]), "loss": float(row["loss"])} for row in rows]
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
     # What a trainer over ranks does differently
 
     def _warnings(self, outputs: Tensor) -> list[str]:
         return warning_signs(self.task, self.split, outputs, self.journal.metric.name)
 
-    def _due(self) -> Due:
-        """Says when the next checkpoint is due."""
-        return Due(self.config)
+    def _anywhere(self, asked: bool) -> bool:
+        """Whether any rank is asked to stop, or to save."""
+        return asked
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
         """Within it, dropout masks are those of an epoch."""
         return dropout_key(self.seed, epoch)
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
-
     def _recording(self) -> RecordedEpoch | None:
-        """The epoch as a CUDA graph; None where it cannot be recorded.
+        """The epoch as a CUDA graph; None if it cannot be recorded.
 
-        Made at its first use, and made anew when model, feed or loss have been replaced since. Models that can be
-        stacked never look at a value, which would keep them from being recorded.
+        Recorded at its first use, and again when model, feed or loss have been replaced since. Models that can be
+        stacked never read a value from the device, which would keep them from being recorded.
         """
         if not (
             self.device.type == "cuda"
@@ -279,7 +327,7 @@ class Trainer:
         if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
             self._recorded, self._recorded_from = None, parts
             try:
-                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self._precision)
+                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
             except NotRecordableError as error:
                 self.notes.append(str(error))
         return self._recorded

@@ -11,7 +11,7 @@ With outputs o and targets y, every loss is a ratio of two sums,
 * ``"broadcast-mse"``: squared error of every output against the targets of all nodes of its snapshot, which is what the
   authors' code descends for series, see `difformer.training.metrics`.
 
-The mass depends on targets alone. Over batches, weighted rows or ranks both sums add up.
+The mass depends only on the targets. Over batches, weighted rows or ranks both sums add up.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.metrics import broadcast_errors, same_shape
 
 UNIT_SCALE = 4.0  # targets whose deviation is within this factor of 1, and whose mean is within ±1, stay as they are
+Summed = Callable[[Tensor], Tensor]  # adds up what several ranks have
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar; a `Ratio`, or any function of a caller
 
 
@@ -43,8 +44,10 @@ class Ratio:
         return self.total(outputs, targets) / self.mass(targets)
 
 
-def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.device) -> Ratio:
-    """The loss of a task as the configuration wants it."""
+def make_loss(
+    task: Task, split: Split, config: TrainConfig, device: torch.device, summed: Summed = lambda x: x
+) -> Ratio:
+    """The loss of a task as configured; `summed` adds up what several ranks have."""
     if config.loss == "broadcast-mse":
         if task.kind != "series" or task.problem != "regression":
             raise UserError(
@@ -54,48 +57,49 @@ def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.devic
         return Ratio(lambda o, y: broadcast_errors(o, y).sum(), lambda y: y.new_full((), float(y[..., 0].numel())))
     if task.problem == "regression" and (config.label_smoothing or config.class_weights):
         raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
-    if (units := target_units(task.y[split.train], task.num_outputs, task.problem, config)) is not None:
-        return scaled_loss(units[1].to(device))
-    weights = None
-    if config.class_weights:
-        weights = class_weights(task.y[split.train], task.num_outputs).to(device)
+    weights, targets = None, task.y[split.train]
+    if (units := target_units(targets, task.num_outputs, task.problem, config, summed)) is not None:
+        weights = units[1].to(device)
+    elif config.class_weights:
+        weights = class_weights(targets, task.num_outputs, summed).to(device)
     return problem_loss(task.problem, config.label_smoothing, weights)
 
 
 def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = None) -> Ratio:
-    """The loss of a problem, with `weights` of classes, or of the positives of each column."""
-    if problem == "regression":
-        return scaled_loss()
-    if problem == "multilabel":
+    """The loss of a problem; `weights` are of classes, of the positives of each column, or deviations of targets."""
 
-        def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
-            known = ~targets.isnan()
-            wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
-            each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
-            return (each * known).sum()
+    def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
+        known = ~targets.isnan()
+        wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
+        each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
+        return (each * known).sum()
 
-        return Ratio(multilabel, _known)
+    def regression(outputs: Tensor, targets: Tensor) -> Tensor:
+        errors = torch.where(targets.isnan(), 0.0, same_shape(outputs, targets) - targets)
+        if weights is not None:
+            errors = errors / (weights if targets.dim() == outputs.dim() else weights[0])
+        return errors.square().sum()
 
     def multiclass(outputs: Tensor, targets: Tensor) -> Tensor:
-        flat, wanted = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
-        return functional.cross_entropy(
-            flat, wanted, weight=weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum"
-        )
+        o, y = outputs.flatten(0, -2), targets.flatten()
+        return functional.cross_entropy(o, y, weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
 
     def mass(targets: Tensor) -> Tensor:
         known = targets >= 0
         return known.sum() if weights is None else (weights.to(targets.device)[targets.clamp_min(0)] * known).sum()
 
-    return Ratio(multiclass, mass)
+    if problem == "multiclass":
+        return Ratio(multiclass, mass)
+    return Ratio(regression if problem == "regression" else multilabel, lambda targets: (~targets.isnan()).sum())
 
 
 def target_units(
-    targets: Tensor, columns: int, problem: str, config: TrainConfig, summed: Callable[[Tensor], Tensor] = lambda x: x
+    targets: Tensor, columns: int, problem: str, config: TrainConfig, summed: Summed = lambda x: x
 ) -> tuple[Tensor, Tensor] | None:
     """Mean and deviation ``[C]`` of the training targets of a regression, in which its outputs are learnt.
 
-    None where nothing is scaled: no regression, switched off, or targets that are near unit scale already. `summed`
-    adds up what several ranks have.
+    None if nothing is scaled: no regression, switched off, or targets that are near unit scale already. `summed` adds
+    up what several ranks have.
     """
     if problem != "regression" or config.loss != "auto" or not config.scale_targets:
         return None
@@ -108,23 +112,7 @@ def target_units(
     return None if bool(near.all()) else (mean.float(), deviation.float())
 
 
-def scaled_loss(deviation: Tensor | None = None) -> Ratio:
-    """Squared error, in units of the targets' deviation ``[C]`` where that is given."""
-
-    def total(outputs: Tensor, targets: Tensor) -> Tensor:
-        errors = torch.where(targets.isnan(), 0.0, same_shape(outputs, targets) - targets)
-        if deviation is not None:
-            errors = errors / (deviation if targets.dim() == outputs.dim() else deviation[0])
-        return errors.square().sum()
-
-    return Ratio(total, _known)
-
-
-def _known(targets: Tensor) -> Tensor:
-    return (~targets.isnan()).sum()
-
-
-def class_weights(targets: Tensor, classes: int, summed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+def class_weights(targets: Tensor, classes: int, summed: Summed = lambda x: x) -> Tensor:
     """Inverse frequencies of training labels; `summed` adds up the counts of several ranks.
 
     Multi-class: n / (C n_c) for each class c, 1 for a class that does not occur. Multi-label: n₋ / n₊ for each column,

@@ -17,7 +17,7 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
       (1 / N²) Σ_ij (o_i - y_j)² = var(o) + var(y) + (mean(o) - mean(y))².
 
-  A perfect prediction scores 2 var(y). It is here for comparison with published figures alone.
+  A perfect prediction scores 2 var(y). It is only meant for comparison with published figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: counts of outputs and targets, and how to finish them to a scalar, NaN where nothing is labelled."""
+    """A metric: counts of outputs and targets, and how to finish them to a scalar; NaN if nothing is labelled."""
 
     name: str
     higher_is_better: bool
@@ -54,12 +54,12 @@ class Metric:
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
     def check(self, targets: Tensor, num_outputs: int) -> None:
-        """Refuses targets of a validation part that no output could be measured by: no epoch could be chosen."""
+        """Refuses targets of a validation part on which the metric is not defined: no epoch could be chosen."""
         shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
         if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
             raise UserError(
                 f"metric {self.name!r} is not defined on the validation part ({targets.shape[0]} instances): "
-                f"{'each of its columns holds one class alone' if self.name == 'rocauc' else 'targets are missing'}; "
+                f"{'each of its columns holds only one class' if self.name == 'rocauc' else 'targets are missing'}; "
                 f"choose another metric (--set metric=…) or another split"
             )
 
@@ -74,7 +74,7 @@ def _right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def auc_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and labels ``[N, C]``, a column for every area under a ROC curve."""
+    """Scores and labels ``[N, C]``, one column per ROC curve."""
     if targets.is_floating_point():
         labels = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1)
         return outputs.reshape(labels.shape), labels
@@ -100,7 +100,7 @@ def _one_against_rest(targets: Tensor, classes: int) -> Tensor:
 
 
 def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
-    """AUC of every column of ``[N, C]``; NaN where a column lacks one of the two classes."""
+    """AUC of every column of ``[N, C]``; NaN for a column without one of the two classes."""
     values, order = scores.sort(0)
     sorted_labels = labels.gather(0, order)
     positive, negative = sorted_labels == 1, sorted_labels == 0
@@ -138,15 +138,8 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _f1_macro(counts: Tensor) -> Tensor:
-    hits, predicted, actual, always = counts
-    total = predicted + actual
-    scores = 2 * hits / total.clamp_min(1)
-    return scores[(total > 0) | (always > 0)].mean()
-
-
-def _f1_micro(counts: Tensor) -> Tensor:
-    hits, predicted, actual, _ = counts.sum(1)
-    return 2 * hits / (predicted + actual)
+    hits, total, always = counts[0], counts[1] + counts[2], counts[3]
+    return (2 * hits / total.clamp_min(1))[(total > 0) | (always > 0)].mean()
 
 
 def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -158,14 +151,13 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs
 
 
-def _error_counts(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Counts of an error: the sum of the sizes of known errors, and their number."""
+def _known_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
 
-    def counts(outputs: Tensor, targets: Tensor) -> Tensor:
-        errors = (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
-        return torch.stack([size(errors).sum(), errors.new_full((), float(errors.numel()))])
 
-    return counts
+def _total(each: Tensor) -> Tensor:
+    """The sum of some values, and their number."""
+    return torch.stack([each.sum(), each.new_full((), float(each.numel()))])
 
 
 def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -177,33 +169,28 @@ def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return o.square().mean(-1) - 2 * o.mean(-1) * y.mean(-1) + y.square().mean(-1)
 
 
-def _broadcast_counts(outputs: Tensor, targets: Tensor) -> Tensor:
-    each = broadcast_errors(outputs, targets)
-    return torch.stack([each.sum(), each.new_full((), float(each.numel()))])
-
-
 _CLASSES = ("multiclass", "multilabel")
 _ratio: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
 _METRICS = (
     Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
     Metric("rocauc", True, _CLASSES, rocauc, adds=False),
     Metric("f1", True, _CLASSES, class_counts, _f1_macro),
-    Metric("f1-micro", True, _CLASSES, class_counts, _f1_micro),
-    Metric("mse", False, ("regression",), _error_counts(torch.square), _ratio),
-    Metric("mae", False, ("regression",), _error_counts(torch.abs), _ratio),
-    Metric("broadcast-mse", False, ("regression",), _broadcast_counts, _ratio),
+    Metric("f1-micro", True, _CLASSES, class_counts, lambda counts: 2 * counts[0].sum() / counts[1:3].sum()),
+    Metric("mse", False, ("regression",), lambda o, y: _total(_known_errors(o, y).square()), _ratio),
+    Metric("mae", False, ("regression",), lambda o, y: _total(_known_errors(o, y).abs()), _ratio),
+    Metric("broadcast-mse", False, ("regression",), lambda o, y: _total(broadcast_errors(o, y)), _ratio),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
-    """The metric of a configuration, where ``"auto"`` is the task's own."""
+    """The metric of a configuration; ``"auto"`` is the task's own."""
     return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
 
 
 def protocol_text(protocol: str, metric: str) -> str:
-    """A protocol whose last clause, where it names a metric, names the one that is used."""
+    """A protocol with the metric that is used in its last clause, if that names a metric."""
     rest, _, last = protocol.rpartition("; ")
     return f"{rest}; {metric}" if last in METRICS else protocol
 

@@ -13,7 +13,7 @@ from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.nn import GraphLevel
 from difformer.training.config import TrainConfig
-from difformer.training.losses import target_units
+from difformer.training.losses import Summed, target_units
 from difformer.training.randomness import private_rng
 from difformer.zoo import MODELS, build, find, options_of
 
@@ -31,7 +31,7 @@ def split_number(task: Task, seed: int) -> int:
 def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.Module:
     """The model of a configuration, with the sizes of the task.
 
-    Parameters are drawn from a private generator with the seed; from torch's global one where it is None.
+    Parameters are drawn from a private generator with the seed; from torch's global one if it is None.
     """
     info = find(config.model)
     if task.kind not in info.kinds:
@@ -48,10 +48,12 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 
 
-def prepared_model(task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> nn.Module:
+def prepared_model(
+    task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device, summed: Summed = lambda x: x
+) -> nn.Module:
     """The model of a run on its device: initialised, in the units of the targets, and shown the labels it asks for."""
     model = build_model(task, config, seed).to(device)
-    units = target_units(task.y[split.train], task.num_outputs, task.problem, config)
+    units = target_units(task.y[split.train], task.num_outputs, task.problem, config, summed)
     if units is not None:
         set_units(model, *units)
     for name, index in (("observe", split.train), ("observe_validation", split.valid)):
@@ -78,7 +80,7 @@ def _in_units(model: Any, inputs: Any, outputs: Tensor) -> Tensor:
 
 
 def hook(model: nn.Module, name: str) -> Any:
-    """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
+    """An optional method of a model, also of one that is wrapped for graph-level tasks; None if there is none.
 
     There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
     called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on

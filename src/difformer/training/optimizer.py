@@ -36,7 +36,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """The learning rate of an epoch, counted from 1; a function of the epoch alone, so a schedule has no state.
+    """The learning rate of an epoch, counted from 1; a function of the epoch only, so a schedule has no state.
 
     With u falling from 1 in the first epoch after the warm-up to 1/n in the last of n: η (constant), η u (linear) or
     η (1 - cos πu) / 2 (cosine).
@@ -51,8 +51,8 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 class StackedAdam:
     """Adam for ``parameters [runs, P]``, changed in place, with one ``weight_decay [runs]`` per run.
 
-    ``columns [P]`` is one where a column is trained, zero where it never has a gradient, and so no decay either; None
-    if all are.
+    ``columns [P]`` is one for columns that are trained and zero for those without a gradient, which do not
+    decay either; None if all are trained.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Randomness of a run: everything follows from its seed, and nothing outside the run is disturbed.
 
 Parameters are drawn from a private generator (`private_rng`), dropout masks and batches are functions of seed and epoch
-(`difformer.nn.dropout`, `difformer.data.batches`). So runs in several threads of one process give the results that they
-give alone. Only a model that draws from torch's global generator while it trains needs `isolated_rng`; threads share
-that generator, so such a model is reproducible outside threads only.
+(`difformer.nn.dropout`, `difformer.data.batches`). So runs in several threads of one process give the same results as
+alone. Only a model that draws from torch's global generator during training needs `isolated_rng`; threads share that
+generator, so such a model is not reproducible in threads.
 """
 
 from __future__ import annotations

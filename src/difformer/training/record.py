@@ -1,13 +1,9 @@
-"""Results in memory: the record of each seed, the summary over seeds, predictions, and signs that a run went wrong.
-
-Multi-class outputs become the most probable class and the probability of every class (a softmax), multi-label ones the
-probability of every column (a sigmoid), regression values stay what they are.
-"""
+"""Results in memory: the record of each seed, the summary over seeds, predictions, and signs that a run went wrong."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,47 +19,29 @@ from difformer.files import csv_text, write_bytes
 NO_BETTER = "no better than always predicting the most frequent class"
 COLLAPSED = 1e-3  # relative spread of outputs below which instances are not told apart
 
-# One row per epoch: "epoch", "loss" and, where the epoch was evaluated, "train", "valid", "test".
-Row = dict[str, Any]
+Row = dict[str, Any]  # one per epoch, see `RunRecord.history`
 RESULT = ("seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds")
 Status = Literal["finished", "stopped early", "interrupted"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training of one seed on one split.
+    """One training of one seed on one split."""
 
-    Args:
-        seed: Of initialisation, dropout and the order of batches.
-        split: Name of the split.
-        metric: What `train`, `valid` and `test` are.
-        best_epoch: The earliest epoch with the best validation score.
-        train: Metric at that epoch on the training part.
-        valid: On validation.
-        test: On test; NaN where a part is empty.
-        loss: Training loss of the last epoch.
-        history: One row per epoch, see `Row`.
-        seconds: Time spent training and evaluating.
-        state: Parameters and buffers of the best epoch, on the CPU.
-        outputs: What the best epoch gives for every instance: ``[N, C]``, ``[T, N, C]`` or ``[G, C]``, on the CPU.
-        status: How it ended.
-        notes: What the user should know about the run, see `warning_signs`; empty for most runs.
-    """
-
-    seed: int
-    split: str
-    metric: str
-    best_epoch: int
-    train: float
-    valid: float
-    test: float
-    loss: float
-    history: list[Row]
-    seconds: float
-    state: dict[str, Tensor] = field(repr=False)
-    outputs: Tensor = field(repr=False)
-    status: Status = "finished"
-    notes: tuple[str, ...] = ()
+    seed: int  #: Of initialisation, dropout and the order of batches.
+    split: str  #: Name of the split.
+    metric: str  #: Name of the metric of `train`, `valid` and `test`.
+    best_epoch: int  #: The earliest epoch with the best validation score.
+    train: float  #: Metric at that epoch on the training part; NaN if the part is empty, as below.
+    valid: float  #: On validation.
+    test: float  #: On test.
+    loss: float  #: Training loss of the last epoch.
+    history: list[Row]  #: One row per epoch: epoch, loss and, if it was evaluated, train, valid and test.
+    seconds: float  #: Time spent training and evaluating.
+    state: dict[str, Tensor] = field(repr=False)  #: Parameters and buffers of the best epoch, on the CPU.
+    outputs: Tensor = field(repr=False)  #: Of the best epoch, ``[N, C]``, ``[T, N, C]`` or ``[G, C]``, on the CPU.
+    status: Status = "finished"  #: How it ended: finished, stopped early or interrupted.
+    notes: tuple[str, ...] = ()  #: Signs that something went wrong; empty for most runs.
 
     @property
     def epochs(self) -> int:
@@ -77,21 +55,13 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and spread over the runs of one configuration.
+    """Mean and spread over the runs of one configuration."""
 
-    Args:
-        results: One `RunRecord.result` per run.
-        metric: What is reported.
-        higher_is_better: Whether a larger metric is a better one.
-        folder: The run folder, where there is one.
-        records: The runs themselves, where they were made in this process.
-    """
-
-    results: tuple[dict[str, Any], ...]
-    metric: str
-    higher_is_better: bool
-    folder: Path | None = None
-    records: tuple[RunRecord, ...] = field(default=(), repr=False)
+    results: tuple[dict[str, Any], ...]  #: One `RunRecord.result` per run.
+    metric: str  #: Name of the metric that is reported.
+    higher_is_better: bool  #: Whether a larger metric is better.
+    folder: Path | None = None  #: The run folder, if there is one.
+    records: tuple[RunRecord, ...] = field(default=(), repr=False)  #: The runs that were trained in this process.
 
     @property
     def complete(self) -> bool:
@@ -143,7 +113,7 @@ def spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Outputs of a model for instances; targets and names where they are known."""
+    """Outputs of a model for instances, with targets and names if they are known."""
 
     problem: str  # "multiclass", "multilabel" or "regression"
     outputs: Tensor = field(repr=False)  # [instances, …, C] as the model gives them
@@ -154,7 +124,7 @@ class Predictions:
 
     @staticmethod
     def of(task: Task, outputs: Tensor, split: Split | None = None) -> Predictions:
-        """Of all instances of a task."""
+        """The predictions for all instances of a task."""
         part = [""] * task.num_instances
         for name, index in (split.parts() if split is not None else {}).items():
             for i in index.tolist():
@@ -163,7 +133,7 @@ class Predictions:
         return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part) if split else ())
 
     def probabilities(self) -> Tensor:
-        """Of classes or columns; the values themselves for a regression."""
+        """Probabilities of classes or columns; for a regression the values themselves."""
         if self.problem == "multiclass":
             return self.outputs.softmax(-1)
         return self.outputs.sigmoid() if self.problem == "multilabel" else self.outputs
@@ -178,32 +148,29 @@ class Predictions:
         """Headings and rows, one row per instance (of a series: per snapshot and node)."""
         shape = self.outputs.shape[:-1]
         places = np.indices(shape).reshape(len(shape), -1)
-        columns: dict[str, Any] = {}
+        columns: dict[str, list[Any]] = {}
         for name, place in zip(("instance",) if len(shape) == 1 else ("snapshot", "node"), places, strict=True):
             columns[name] = [self.instance_names[i] for i in place] if self.instance_names else place.tolist()
         if self.part:
             columns["part"] = [self.part[i] for i in places[0]]
-        columns |= self._answers(self.probabilities().flatten(0, -2).double().numpy(force=True))
-        return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
-
-    def _answers(self, values: Any) -> Iterator[tuple[str, list[Any]]]:
+        values = self.probabilities().flatten(0, -2).double().numpy(force=True)
         targets = None if self.targets is None else self.targets.numpy(force=True)
         names = self.class_names or tuple(map(str, range(values.shape[1])))
         if self.problem == "multiclass":
             label, named = values.argmax(-1), (*names, "")  # -1, an unknown class, has no name
             if targets is not None:
-                yield "target", [named[c] for c in targets.reshape(-1).tolist()]
-            yield "prediction", [named[c] for c in label.tolist()]
-            yield "probability", _rounded(values[np.arange(len(label)), label])
-            for c, name in enumerate(names[: values.shape[1]]):
-                yield f"probability {name}", _rounded(values[:, c])
-            return
-        kind = "probability" if self.problem == "multilabel" else "prediction"
-        for c in range(values.shape[1]):
-            end = "" if values.shape[1] == 1 else f" {names[c]}"
-            if targets is not None:
-                yield f"target{end}", _rounded(targets.reshape(values.shape)[:, c])
-            yield f"{kind}{end}", _rounded(values[:, c])
+                columns["target"] = [named[c] for c in targets.reshape(-1).tolist()]
+            columns["prediction"] = [named[c] for c in label.tolist()]
+            columns["probability"] = _rounded(values[np.arange(len(label)), label])
+            columns |= {f"probability {name}": _rounded(each) for name, each in zip(names, values.T, strict=False)}
+        else:
+            kind = "probability" if self.problem == "multilabel" else "prediction"
+            for c, each in enumerate(values.T):
+                end = "" if values.shape[1] == 1 else f" {names[c]}"
+                if targets is not None:
+                    columns[f"target{end}"] = _rounded(targets.reshape(values.shape)[:, c])
+                columns[f"{kind}{end}"] = _rounded(each)
+        return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
     def csv(self) -> str:
         """The table as comma-separated text, a line of headings first."""
@@ -211,20 +178,17 @@ class Predictions:
         return csv_text([headings, *rows])
 
     def npz(self, **more: Any) -> bytes:
-        """Arrays ``outputs``, ``prediction`` and, where known, ``target``, ``part``, ``names`` and ``classes``."""
-        known = {"target": self.targets, "part": self.part, "names": self.instance_names, "classes": self.class_names}
-        arrays: dict[str, Any] = {"outputs": self.outputs, "prediction": self.labels(), **known}
+        """Arrays ``outputs``, ``prediction`` and, if known, ``target``, ``part``, ``names`` and ``classes``."""
+        arrays: dict[str, Any] = {"outputs": self.outputs, "prediction": self.labels(), "target": self.targets}
+        more |= {name: value.numpy(force=True) for name, value in arrays.items() if value is not None}
+        texts = {"part": self.part, "names": self.instance_names, "classes": self.class_names}
+        more |= {name: np.array(value) for name, value in texts.items() if value}
         content = io.BytesIO()
-        for name, value in arrays.items():
-            if isinstance(value, Tensor):
-                more[name] = value.numpy(force=True)
-            elif value:
-                more[name] = np.array(value)
         np.savez_compressed(content, **more)
         return content.getvalue()
 
     def write(self, path: Path) -> None:
-        """By the name's ending: ``.csv`` is a table for people, ``.npz`` has arrays for programs."""
+        """Writes a table (``.csv``) or arrays (``.npz``), by the ending of the path."""
         if path.suffix not in (".csv", ".npz"):
             raise UserError(f"predictions are written as .csv or .npz, got {str(path)!r}")
         write_bytes(path, self.csv().encode() if path.suffix == ".csv" else self.npz())
@@ -237,8 +201,8 @@ def _rounded(values: Any) -> list[Any]:
 def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
     """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
 
-    Outputs ``[instances, …, C]`` of the best epoch, outside the training part or of all where there are no others; only
-    accuracy is compared with that of the most frequent class.
+    ``outputs [instances, …, C]`` are those of the best epoch; instances outside the training part are looked at, or all
+    if there are no others. Only accuracy is compared with that of the most frequent class.
     """
     held = [index for name, index in split.parts().items() if name != "train" and index.numel()]
     index = torch.cat(held) if held else torch.arange(outputs.shape[0])

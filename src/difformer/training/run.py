@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 
 from difformer.data import Task
 from difformer.errors import UserError
-from difformer.files import RunFolderError, only_one, sweep
 from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
 from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
@@ -51,8 +51,8 @@ def fit(
         resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
-        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so where that is likely
-            to be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
+        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so if that is likely to
+            be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
             whole has none, and is trained again.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
@@ -113,7 +113,7 @@ def resume(
 
     Args:
         path: The run folder.
-        task: The task, where the run was made from a task object.
+        task: The task, if the run was made from a task object.
         device: Another device than the run's own; results then agree to rounding only.
         callbacks: Called after every evaluated epoch.
     """
@@ -142,50 +142,45 @@ def _train(
     stacked: bool,
     folder: RunFolder | None = None,
 ) -> Summary:
-    """Trains the seeds that are not finished, and keeps what they give in the folder, where there is one."""
+    """Trains the seeds that are not finished, and keeps what they give in the folder, if there is one."""
     records: list[RunRecord] = []
-    with stop_requests(callbacks) as stop, nullcontext() if folder is None else only_one(folder.path):
+    with stop_requests(callbacks) as stop, nullcontext() if folder is None else folder.held():
         given: dict[str, Any] = {"callbacks": callbacks, "stop": stop}
-        if folder is not None:
-            sweep(folder.path)
-            folder.warn_of_changes()
-        waiting = list(seeds if folder is None else folder.unfinished)
+        waiting = tuple(seeds) if folder is None else folder.unfinished
         if stacked and waiting:
             if folder is not None:
-                given |= {"state": folder.read_checkpoint(None), "save": lambda s: folder.write_checkpoint(None, s)}
+                given |= {"state": folder.read_checkpoint(None), "save": partial(folder.write_checkpoint, None)}
             # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
             runs = [Run(seed, split_number(task, seed), config) for seed in seeds]
             try:
                 found = train_stacked(task, runs, device, **given)
             except CheckpointError as error:
                 assert folder is not None
-                place = folder.checkpoint_file(None)
-                raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
+                raise folder.unusable(None, error) from error
             records = [one for one in found if isinstance(one, RunRecord) and one.seed in waiting]
-            if folder is not None:
-                for record in records:
+            for record in records:
+                if folder is not None:
                     folder.begin_seed(record.seed, record.history)
                     folder.write_record(record, task)
-                if not folder.unfinished:
-                    folder.checkpoint_file(None).unlink(missing_ok=True)
-            for one in found:
-                if isinstance(one, NonFiniteLossError):  # the other seeds are saved
-                    raise one
+            if failed := [one for one in found if isinstance(one, NonFiniteLossError)]:
+                raise failed[0]  # the other seeds are saved
         for seed in () if stacked else waiting:
             if folder is not None:
-                state = folder.read_checkpoint(seed)
-                folder.begin_seed(seed, [] if state is None else state.facts["history"])
-                given |= {"state": state, **folder.writers(seed)}
-            records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
+                folder.begin_seed(seed)
+                given |= folder.progress(seed)
+            try:
+                records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
+            except CheckpointError as error:
+                assert folder is not None
+                raise folder.unusable(seed, error) from error
             if folder is not None:
                 folder.write_record(records[-1], task)
             if stop():
                 break
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
-    metric = chosen_metric(config, task)
+    metric, path = chosen_metric(config, task), None if folder is None else folder.path
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    path = None if folder is None else folder.path
     summary = Summary(results, metric.name, metric.higher_is_better, path, tuple(records))
     if not summary.complete or len(results) < len(seeds):
         again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()

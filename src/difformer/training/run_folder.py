@@ -26,9 +26,11 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ PREPROCESSING, STACK = "preprocessing.json", "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
 PREDICTIONS, CSV, SPLIT = "predictions.npz", "predictions.csv", "split.npz"
 HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
-CSV_CELLS = 2_000_000  # a table of predictions with more is kept as arrays alone
+CSV_CELLS = 2_000_000  # a larger table of predictions is only written as .npz
 
 _OPTIONAL = {"preset": (str, None), "hashes": ([str], bool, None)}
 _FORM = {
@@ -81,19 +83,12 @@ _RESULT = {
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where a task comes from, so that it can be made again: a data set by name, or a user's own files.
+    """Where a task comes from, so that it can be loaded again: a data set by name, or a user's own files."""
 
-    Args:
-        name: A data set of `difformer.data.load`; None for own files.
-        root: Folder to search for its files first.
-        options: Of the data set, or of `difformer.data.from_files`.
-        files: Own files by role: ``{"features": …, "labels": …, "edges": …}``; kept as absolute paths.
-    """
-
-    name: str | None = None
-    root: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None  #: A data set of `difformer.data.load`; None for own files.
+    root: str | None = None  #: Folder to search for its files first.
+    options: Mapping[str, Any] = field(default_factory=dict)  #: Of the data set, or of `difformer.data.from_files`.
+    files: Mapping[str, str] = field(default_factory=dict)  #: Own files by role (features, labels, edges, …).
 
     def __post_init__(self) -> None:
         if (self.name is None) == (not self.files):
@@ -162,22 +157,14 @@ class RunFolder:
     """A run on disk; make one with `create` or `open`.
 
     What cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
-
-    Args:
-        path: The folder.
-        config: What is trained.
-        seeds: One run per seed; seed s uses split s modulo the number of splits.
-        stacked: Whether the runs are trained as one.
-        source: Where the task comes from; None where it was handed over as an object.
-        about: The whole of ``config.toml``.
     """
 
-    path: Path
-    config: TrainConfig
-    seeds: tuple[int, ...]
-    stacked: bool
-    source: TaskSource | None
-    about: Mapping[str, Any]
+    path: Path  #: The folder.
+    config: TrainConfig  #: What is trained.
+    seeds: tuple[int, ...]  #: One run per seed; seed s uses split s modulo the number of splits.
+    stacked: bool  #: Whether the runs are trained as one.
+    source: TaskSource | None  #: Where the task comes from; None for a task object.
+    about: Mapping[str, Any]  #: The whole of ``config.toml``.
 
     @staticmethod
     def create(
@@ -193,36 +180,34 @@ class RunFolder:
     ) -> RunFolder:
         """A new run folder, which appears at once with its configuration in it, defaults included.
 
-        `preset` names the preset or its file; it is only a remark, since the settings are there in full.
+        `preset` names the preset or its file, for information: the settings are there in full.
         """
         from difformer import __version__
 
         path = Path(path)
         check_free(path)
-        run = {
+        run: dict[str, Any] = {
             "format": FORMAT,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seeds": list(seeds),
             "stacked": stacked,
-            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
+            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights only, or nothing
             "device": str(device),
             "device_name": describe(device),
             "threads": torch.get_num_threads(),
         }
-        if preset is not None:
-            run["preset"] = preset
-        if _profits_from_kernels(task, config, device):
-            run["kernels"] = kernels()
+        run |= {} if preset is None else {"preset": preset}
+        rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
+        if device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS:
+            run["kernels"] = kernels()  # nothing is compiled where passes are too short for kernels in C
         data: dict[str, Any] = {"task": task.name, "fingerprint": task.fingerprint()}
         data |= {name: getattr(task, name) for name in ("protocol", "kind", "problem", "metric")}
         data["splits"] = [split.name for split in task.splits]
-        if source is not None:
-            data["source"] = source.to_dict()
+        data |= {} if source is None else {"source": source.to_dict()}
         versions = {"difformer": __version__, "torch": torch.__version__, "numpy": np.__version__}
         versions["python"] = platform.python_version()
-        about = {"run": run, "versions": versions, "data": data, **_settings(config)}
         try:
-            text = toml.dumps(about)
+            text = toml.dumps({"run": run, "versions": versions, "data": data, **_settings(config)})
         except TypeError as error:
             advice = "register it with difformer.register_diffusivity, or " if "Diffusivity" in str(error) else ""
             raise UserError(f"this run cannot be kept in a folder: {error}; {advice}train it with out=None") from error
@@ -268,26 +253,24 @@ class RunFolder:
 
     @property
     def preset(self) -> str | None:
-        """Name or file of the preset that its settings began with; None without one, or where nothing is known."""
+        """Name or file of the preset that the settings come from; None without one, or if it is not known."""
         return self.about["run"].get("preset")
 
     def file(self, seed: int, name: str = "") -> Path:
-        """A file of one seed, or its folder; refused where a link leads out of the run folder."""
+        """A file of one seed, or its folder; refused if a link leads out of the run folder."""
         return within(self.path, self.path / f"seed-{seed}" / name)
 
     def discard(self) -> None:
-        """Removes the folder if the run has left nothing in it; a folder with anything else in it stays as it is."""
+        """Removes the folder if the run has left nothing in it and it holds no other files."""
         found = tuple(self.path.iterdir())
         own = {path.name for path in found} <= {CONFIG, METRICS, files.LOCK}
         if own and not any(path.name == METRICS and path.stat().st_size for path in found):
             shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
-        """The task of the run: made again, or as given, and in both cases the very same."""
+        """The task of the run, loaded again or as given; refused if it is not the same."""
         if given is None and self.source is None:
-            raise RunFolderError(
-                f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
-            )
+            raise RunFolderError(f"{self.path} was trained on a task object; pass that task again: task=…")
         task = given if given is not None else self.source.load()  # type: ignore[union-attr]
         self._check_data(task)
         stored = within(self.path, self.path / PREPROCESSING)
@@ -300,7 +283,7 @@ class RunFolder:
         if found != expected:
             raise RunFolderError(
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
-                f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
+                f"fingerprint {expected[:12]}…, the present data have {found[:12]}…; restore the data, or fit again"
             )
 
     def split_of(self, task: Task, seed: int) -> Split:
@@ -323,24 +306,29 @@ class RunFolder:
                 f"{self.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
             )
 
-    def warn_of_changes(self) -> None:
-        """Warns where a resumed run may differ by rounding: sums are the same to the bit only in the same order."""
-        run = self.about["run"]
-        found: list[tuple[str, Any, Any]] = [("torch", self.about["versions"]["torch"], torch.__version__)]
-        found.append(("threads", run["threads"], torch.get_num_threads()))
-        if "kernels" in run:
-            found.append(("kernels in", run["kernels"], kernels()))
-        if changed := [f"{name} {there}, now {here}" for name, there, here in found if there != here]:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Locks the folder against other processes, and clears up after one that was killed."""
+        with files.only_one(self.path):
+            files.sweep(self.path)
+            self._warn_of_changes()
+            yield
+
+    def _warn_of_changes(self) -> None:
+        """Warns if a resumed run may differ by rounding: sums are bit-identical only in the same order."""
+        there = {"torch": self.about["versions"]["torch"], "threads": self.about["run"]["threads"]}
+        here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        if "kernels" in self.about["run"]:
+            there["kernels in"], here["kernels in"] = self.about["run"]["kernels"], kernels()
+        if changed := [f"{name} {there[name]}, now {now}" for name, now in here.items() if there[name] != now]:
             warnings.warn(
-                f"{self.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
-                f"rounding",
-                stacklevel=4,
+                f"{self.path} was begun with {'; '.join(changed)}: results may differ by rounding from those of an "
+                f"uninterrupted run",
+                stacklevel=6,
             )
 
-    # metrics.jsonl: a line that does not fit on the disk is removed.
-
     def rows(self) -> list[Row]:
-        """Every whole line of ``metrics.jsonl``; the rest of a line that a killed process left is skipped."""
+        """Every whole line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
         path = within(self.path, self.path / METRICS)
         found = []
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
@@ -352,23 +340,25 @@ class RunFolder:
                 found.append({name: v for name, v in row.items() if v is None or type(v) in (int, float)})
         return found
 
-    def begin_seed(self, seed: int, history: Iterable[Row]) -> None:
-        """Removes lines of a seed beyond `history`, which a killed process may have left."""
+    def begin_seed(self, seed: int, history: Iterable[Row] | None = None) -> None:
+        """Removes lines of a seed beyond `history`, or beyond its checkpoint, that a killed process may have left."""
+        if history is None:
+            state = self.read_checkpoint(seed)
+            history = [] if state is None else state.facts["history"]
         kept = [row for row in self.rows() if row["seed"] != seed and row["seed"] in self.seeds]
         write_bytes(within(self.path, self.path / METRICS), _lines([*kept, *({"seed": seed} | r for r in history)]))
 
-    def writers(self, seed: int) -> dict[str, Any]:
-        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
+    def progress(self, seed: int) -> dict[str, Any]:
+        """Arguments `state`, `log` and `save` of a trainer: its checkpoint, and where to write rows and snapshots."""
         path = within(self.path, self.path / METRICS)
         return {
+            "state": self.read_checkpoint(seed),
             "log": lambda rows: files.append_bytes(path, _lines({"seed": seed} | row for row in rows)),
-            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
+            "save": partial(self.write_checkpoint, seed),
         }
 
-    # checkpoint.safetensors, and stack.safetensors as that of seed None
-
     def checkpoint_file(self, seed: int | None) -> Path:
-        """Of a seed; None for that of seeds that are trained as one."""
+        """The checkpoint of a seed; with None, of seeds that are trained as one."""
         return within(self.path, self.path / STACK) if seed is None else self.file(seed, CHECKPOINT)
 
     def write_checkpoint(self, seed: int | None, snapshot: Snapshot) -> None:
@@ -376,15 +366,16 @@ class RunFolder:
             snapshot.write(path)
 
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
-        """The checkpoint of a seed, or of a stack; None where there is none yet."""
-        path = self.checkpoint_file(seed)
-        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
+        """The checkpoint of a seed, or of a stack; None if there is none yet."""
         try:
-            return Snapshot.read(path) if path.is_file() else None
+            return Snapshot.read(path) if (path := self.checkpoint_file(seed)).is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train {whose}") from error
+            raise self.unusable(seed, error) from error
 
-    # Files of a seed that has ended
+    def unusable(self, seed: int | None, error: CheckpointError) -> RunFolderError:
+        """The error of a checkpoint, with its path and what to do."""
+        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
+        return RunFolderError(f"{self.checkpoint_file(seed)}: {error}; delete it to train {whose}")
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
@@ -399,7 +390,7 @@ class RunFolder:
         self.write_result(record, predictions=_hash(content))
 
     def write_result(self, record: RunRecord, **hashes: str) -> None:
-        """Weights, then ``result.json``, which holds the hashes of files: those of another seed or run are noticed."""
+        """Weights, then ``result.json`` with hashes, by which files of another seed or run are noticed."""
         weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
         content = save_tensors(weights, metadata={"format": "difformer"})
         write_bytes(self.file(record.seed, WEIGHTS), content)
@@ -407,9 +398,11 @@ class RunFolder:
         if record.status != "interrupted":
             self.file(record.seed, CHECKPOINT).unlink(missing_ok=True)
         self.write_summary()
+        if not self.unfinished:
+            self.checkpoint_file(None).unlink(missing_ok=True)
 
     def result(self, seed: int) -> dict[str, Any] | None:
-        """The result of a seed, an interrupted one included; None where it has none."""
+        """The result of a seed, even if it was interrupted; None if there is none."""
         path = self.file(seed, RESULT)
         if not path.is_file():
             return None
@@ -427,26 +420,26 @@ class RunFolder:
         return found
 
     def results(self) -> tuple[dict[str, Any], ...]:
-        """Results of the seeds that have one, in the order of seeds; interrupted ones included."""
+        """Results of all seeds that have one, in the order of seeds; interrupted ones included."""
         return tuple(found for seed in self.seeds if (found := self.result(seed)) is not None)
-
-    def is_done(self, seed: int) -> bool:
-        """Whether a seed was trained to its end."""
-        found = self.result(seed)
-        return found is not None and found["status"] != "interrupted"
 
     @property
     def unfinished(self) -> tuple[int, ...]:
         """Seeds that have not been trained to their end."""
-        return tuple(seed for seed in self.seeds if not self.is_done(seed))
+        done = {result["seed"] for result in self.results() if result["status"] != "interrupted"}
+        return tuple(seed for seed in self.seeds if seed not in done)
 
-    def summary(self, records: Sequence[RunRecord] = ()) -> Summary:
+    def is_done(self, seed: int) -> bool:
+        """Whether a seed was trained to its end."""
+        return seed not in self.unfinished
+
+    def summary(self) -> Summary:
         """Over all seeds that have a result."""
         results = self.results()
         if not results:
             raise RunFolderError(f"{self.path} has no results yet; resume it with: difformer fit --resume {self.path}")
         metric = find_metric(results[0]["metric"])
-        return Summary(results, metric.name, metric.higher_is_better, self.path, tuple(records))
+        return Summary(results, metric.name, metric.higher_is_better, self.path)
 
     def write_summary(self) -> None:
         document = self.summary().to_dict()
@@ -471,10 +464,9 @@ class RunFolder:
         """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with."""
         if (result := self.result(seed)) is None:
             return
-        written = self.about["run"].get("hashes", False)
+        written, expected = self.about["run"].get("hashes", False), result.get(what)
         if isinstance(written, bool):
             written = ["weights"] * written
-        expected = result.get(what)
         if expected is None and what in written:
             raise RunFolderError(
                 f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was changed; "
@@ -497,7 +489,7 @@ def _lines(rows: Iterable[Row]) -> bytes:
 
 
 def _refuse_links(path: Path) -> None:
-    """Refuses links that lead out of a run folder under any of its names, also for files that are only written."""
+    """Refuses links that lead out of a run folder under any of its file names, also those only written."""
     names = (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)
     of_seeds = ("", WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, CSV, SPLIT)
     for one in (*(path / name for name in names), *(s / n for s in sorted(path.glob("seed-*")) for n in of_seeds)):
@@ -515,9 +507,3 @@ def _settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 def kernels() -> str:
     """Which kernels this process uses for passes over rows: ``"C"`` or ``"torch"``, which agree to rounding."""
     return "torch" if library() is None else "C"
-
-
-def _profits_from_kernels(task: Task, config: TrainConfig, device: torch.device) -> bool:
-    """Whether a pass is long enough for kernels in C; otherwise nothing is compiled."""
-    rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
-    return device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS

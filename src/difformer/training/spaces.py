@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from difformer.training import toml
 from difformer.zoo import find, options_of
 
 SPACES = Path(__file__).with_name("spaces.toml")
-SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes where there is no graph
+SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes if there is no graph
 MOST_ROWS = 20_000  # with which all pairs are affordable in every trial
 WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take the value None
 
@@ -55,58 +55,52 @@ class Space:
         return {key: chosen[key] for key in self.axes}
 
     def points(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """`count` different points in an order that the seed decides; a larger count continues a smaller one's list."""
+        """`count` different points in an order that the seed decides; a larger count continues the same list."""
         taken: set[int] = set()
         generator = random.Random(seed)
         while len(taken) < min(count, self.size):
-            number = generator.randrange(self.size)
-            if number not in taken:
+            if (number := generator.randrange(self.size)) not in taken:
                 taken.add(number)
                 yield self.point(number)
 
     def with_axes(self, axes: Mapping[str, Sequence[Any]]) -> Space:
         """The same space with some axes added or replaced; what competes is no longer fixed."""
-        if not axes:
-            return self
-        fixed = {key: value for key, value in self.fixed.items() if key not in axes}
         chosen = {**self.axes, **{key: tuple(values) for key, values in axes.items()}}
-        return replace(self, axes=chosen, fixed=fixed, source=f"{self.source}, with other values for {', '.join(axes)}")
+        source = f"{self.source}, with other values for {', '.join(axes)}" if axes else self.source
+        return replace(self, axes=chosen, fixed=_without(self.fixed, axes), source=source)
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
         """The same space with some settings held; what is fixed no longer competes."""
-        axes = {key: values for key, values in self.axes.items() if key not in settings}
-        return replace(self, axes=axes, fixed={**self.fixed, **settings})
+        return replace(self, axes=_without(self.axes, settings), fixed={**self.fixed, **settings})
 
     def only(self, known: Sequence[str]) -> Space:
         """The same space without settings that are not `known`."""
-        return replace(
-            self,
-            axes={key: values for key, values in self.axes.items() if key in known},
-            fixed={key: value for key, value in self.fixed.items() if key in known},
-        )
+        unknown = {*self.axes, *self.fixed} - set(known)
+        return replace(self, axes=_without(self.axes, unknown), fixed=_without(self.fixed, unknown))
+
+
+def _without(entries: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if key not in names}
 
 
 @cache
 def load_spaces(path: Path = SPACES) -> dict[str, Space]:
-    """Every space of a file, by name; the text ``"none"`` is the value None for settings that can be without one."""
-
-    def space(name: str, entry: dict[str, Any]) -> Space:
-        axes = {
-            key: tuple(None if value == "none" and key in WITHOUT else value for value in values)
-            for key, values in entry["axes"].items()
-        }
-        return Space(name, axes, **{key: value for key, value in entry.items() if key != "axes"})
-
-    content = toml.loads(path.read_text(encoding="utf-8"))
-    return {name: space(name, entry) for name, entry in content.items()}
+    """Every space of a file, by name; the text ``"none"`` is the value None for settings that can be None."""
+    found = {}
+    for name, entry in toml.loads(path.read_text(encoding="utf-8")).items():
+        for key in (key for key in entry["axes"] if key in WITHOUT):
+            entry["axes"][key] = [None if value == "none" else value for value in entry["axes"][key]]
+        axes = {key: tuple(values) for key, values in entry.pop("axes").items()}
+        found[name] = Space(name, axes, **entry)
+    return found
 
 
 def default_space(kind: str, *, observed: bool, model: str, own: bool = False, rows: int = 0) -> Space:
     """The space of a model for a kind of task.
 
-    For own data it is one that a practitioner would choose, around the defaults. For a data set of the literature it is
-    the space of the model's authors where the catalogue has one, or the paper's grid. Without a graph, a model whose
-    diffusivity is free also tries the sharp form, which selects, unless all pairs of `rows` would cost too much.
+    For own data it holds values around the defaults. For a data set of the literature it is the space of the model's
+    authors if the catalogue has one, otherwise the paper's grid. Without a graph, a model whose diffusivity is free
+    also tries the sharp form, unless all pairs of `rows` would cost too much.
     """
     spaces, info, options = load_spaces(), find(model), options_of(model)
     if model in spaces:

@@ -1,15 +1,15 @@
 """Stacked training: runs that share shapes are trained as one model with a leading axis.
 
-Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ from run to
-run; everything that changes a shape or the order of operations may not. Each run has the initialisation, the dropout
-masks and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a
-GPU idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
+Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ between
+runs; whatever changes a shape or the order of operations may not. Each run has the initialisation, the dropout masks
+and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a GPU
+idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
 `torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
-the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, put in place of
-the modules' plain attributes during the pass. Nothing is read from the device while it works: callbacks look at every
-evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a GPU it is
-recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, which replace the
+modules' plain attributes during the pass. Nothing is read from the device during an epoch, only by callbacks and now
+and then by early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
+(`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 from difformer.data import Task
 from difformer.errors import UserError
@@ -33,14 +33,15 @@ from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
-from difformer.training.devices import chunks_that_fit, resolve, saved_bytes
+from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
 from difformer.training.feeds import NodesFeed, Step, make_feed
-from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
+from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
+from difformer.training.loop import Save, Stop
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import RunRecord, Status
+from difformer.training.record import Status
 from difformer.zoo import find, options_of
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
@@ -53,6 +54,7 @@ LINEAR = ("simple", "constant", "identity", None)
 # Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
 PARAMETER_COPIES = 6
 MOMENTS = ("mean", "square", "steps")  # of the optimiser
+Tensors = Mapping[str, Tensor]
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
@@ -62,41 +64,35 @@ def train_stacked(
     device: str | torch.device = "auto",
     *,
     callbacks: Iterable[Callback] = (),
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
     chunk: int | None = None,
     state: Snapshot | None = None,
-    save: Callable[[Snapshot], None] | None = None,
+    save: Save | None = None,
 ) -> list[Any]:
     """Train runs as one, in chunks that fit the memory that is free.
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
-        runs: Seed, split and configuration of each run; configurations differ in `RATES` and `HYPER` alone.
-        device: See `difformer.training.devices.resolve`.
-        callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
-        stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
-            started are left out of the result.
-        chunk: Largest number of runs to train as one; None leaves it to the memory.
-        state: A snapshot of the same stack, which is resumed.
-        save: Called with a snapshot to resume from, as often as the configuration says; only where all runs fit into
-            one chunk.
+        runs: Seed, split and configuration of each run; configurations differ only in `RATES` and `HYPER`.
+        device, callbacks, stop, state, save: As in `train_one`. Chunks that were not started when `stop` returned True
+            are not in the result; `save` is called only if all runs fit into one chunk.
+        chunk: Largest number of runs to train as one; by default as many as fit.
 
     Returns:
         One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
 
     Raises:
-        CheckpointError: If `state` is one of other runs.
+        CheckpointError: If `state` belongs to other runs.
         UserError: If the runs cannot be stacked, naming what differs.
     """
     place, listeners = resolve(device), tuple(callbacks)
     runs, hyper = _checked(task, runs)
     order = sorted(range(len(runs)), key=lambda i: runs[i].split)
-    found: dict[int, RunRecord | NonFiniteLossError] = {}
+    found: dict[int, Ended] = {}
 
-    def train(part: list[int]) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
+    def train(part: list[int]) -> tuple[Status, list[Ended]]:
         """One chunk, whose tensors are freed before the next."""
-        trainer = StackTrainer(task, [runs[i] for i in part], hyper, place)
-        whole = part == order
+        trainer, whole = StackTrainer(task, [runs[i] for i in part], hyper, place), part == order
         if state is not None and whole:  # one that did not fit into memory starts again in halves
             trainer.restore(state)
         status = trainer.run(listeners, stop, save if whole else None)
@@ -130,11 +126,11 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
-    for run in runs:
-        if not 0 <= run.split < len(task.splits):
-            raise UserError(f"split {run.split} of a run: task {task.name!r} has {len(task.splits)} splits")
-    for name, other in ((name, other) for other in others for name in common if other.get(name) != common[name]):
-        reason = reason or f"{name} is {common[name]!r} in one of them and {other.get(name)!r} in another"
+    if beyond := [run.split for run in runs if not 0 <= run.split < len(task.splits)]:
+        raise UserError(f"split {beyond[0]} of a run: task {task.name!r} has {len(task.splits)} splits")
+    differ = ((name, other.get(name)) for other in others for name in common if other.get(name) != common[name])
+    if not reason and (found := next(differ, None)):
+        reason = f"{found[0]} is {common[found[0]]!r} in one of them and {found[1]!r} in another"
     if reason:
         raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
     known = {name: value for name, value in options_of(config.model).items() if name in HYPER}
@@ -144,23 +140,21 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -> str:
-    """Why runs cannot be stacked; empty where they can."""
-    if not find(config.model).stackable:
-        return "the model is not one that can be stacked"
-    if config.options.get("method") == "dopri5":
-        return "an adaptive solver takes as many steps as one run needs"
-    if task.kind == "graphs":
-        return "batches of graphs differ from seed to seed"
-    if task.kind == "nodes" and config.batch_size is not None and config.batch_size < task.num_nodes:
-        return "mini-batches differ from seed to seed"
-    if task.kind == "series" and len(set(splits)) > 1:
-        return "runs on a series must share their split"
-    return ""
+    """Why runs cannot be stacked; empty if they can."""
+    batches = task.kind == "nodes" and (config.batch_size or task.num_nodes) < task.num_nodes
+    reasons = {
+        "the model is not one that can be stacked": not find(config.model).stackable,
+        "an adaptive solver takes as many steps as one run needs": config.options.get("method") == "dopri5",
+        "batches of graphs differ from seed to seed": task.kind == "graphs",
+        "mini-batches differ from seed to seed": batches,
+        "runs on a series must share their split": task.kind == "series" and len(set(splits)) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
-    """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    kind = resolve(device).type  # which may be mps, which has no float64 to keep scores in
+    """Whether a stack of `runs` is likely to be faster than one run after the other; False if it is not possible."""
+    kind = resolve(device).type  # mps is not in `FULL`: it has no float64 for the scores
     if kind not in FULL or runs < FEWEST[kind] or unstackable(task, config):
         return False
     info = find(config.model)
@@ -172,9 +166,9 @@ def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.devic
 
 
 def apart(config: TrainConfig) -> TrainConfig:
-    """What runs must have in common to be stacked: `config` with all that may differ set to one value.
+    """`config` with all that may differ within a stack set to one value: equal for runs that can be stacked.
 
-    Two runs belong into one stack if this is equal for both; one that mixes the graph in and one that adds it do not.
+    A run that mixes the graph in and one that adds it cannot.
     """
     complete: dict[str, Any] = {**options_of(config.model), **config.options}
     options = {name: value for name, value in complete.items() if name not in HYPER}
@@ -184,56 +178,41 @@ def apart(config: TrainConfig) -> TrainConfig:
 
 
 class _WithPenalty(nn.Module):
-    """A model whose pass gives its penalty too, so that both see the parameters of their run."""
+    """A model that also returns its penalty, so that both see the parameters of their run."""
 
-    def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.penalty = model, penalty
+        self.model, self.penalty = model, hook(model, "penalty")
 
     def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
         outputs = inputs(self.model)
-        # Nobody reads the penalty of an evaluation.
-        if self.penalty is None or not torch.is_grad_enabled():
+        if self.penalty is None or not torch.is_grad_enabled():  # an evaluation does not use it
             return outputs, outputs.new_zeros(())
         return outputs, self.penalty()
 
 
 class StackModel:
-    """Models of one shape, trained as one: equal in all but parameters and `hyper`, one value per run for every name.
+    """Models of one shape, trained as one; they differ in parameters and in `hyper`, which has one value per run."""
 
-    `penalty` is the models' term of the loss, a method of the first model; None where there is none.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        hyper: Mapping[str, Sequence[float]],
-        device: torch.device,
-        penalty: Callable[[], Tensor] | None = None,
-    ) -> None:
-        def stacked(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
-            return {name: torch.stack([state[name].detach().to(device) for state in states]) for name in names}
-
-        states = [model.state_dict(keep_vars=True) for model in models]
-        self.names = tuple(states[0])
-        trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
-        self.shapes = {name: value.shape for name, value in states[0].items() if name in trained}
+    def __init__(self, models: Sequence[nn.Module], hyper: Mapping[str, Sequence[float]], device: torch.device) -> None:
+        parameters, buffers = stack_module_state(list(models))
+        trained = {name: value.detach() for name, value in parameters.items() if value.requires_grad}
+        self.names = tuple(models[0].state_dict())
+        self.shapes = {name: value.shape[1:] for name, value in trained.items()}
         # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
-        rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
-        self.flat = torch.stack([row.to(device) for row in rows])
-        self.buffers = stacked(states, [name for name in states[0] if name not in trained])
+        self.flat = torch.cat([value.reshape(len(models), -1) for value in trained.values()], 1).to(device)
+        others = {n: value.detach().to(device) for n, value in (parameters | buffers).items() if n not in trained}
+        self.buffers = {name: value for name, value in others.items() if name in self.names}
         # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
-        own = [dict(model.named_buffers()) for model in models]
-        self._fixed = stacked(own, [name for name in own[0] if name not in states[0]])
+        self._fixed = {name: value for name, value in others.items() if name not in self.names}
         self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
-        self._module = _WithPenalty(models[0].to(device), penalty)
-        self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
-        self._holders = {}  # modules that have a plain attribute of a name that differs
-        for name in hyper:
-            found = [module for module in models[0].modules() if isinstance(vars(module).get(name), float | int)]
-            if not found:
-                raise UserError(f"{name} differs between the runs, but no module of {type(models[0]).__name__} has it")
-            self._holders[name] = found
+        self._module = _WithPenalty(models[0].to(device))
+        self.site = 0  # dropouts since the keys changed: the passes of an epoch share their keys
+        modules = list(models[0].modules())
+        # Modules that have a plain attribute of a name that differs.
+        self._holders = {name: [m for m in modules if isinstance(vars(m).get(name), float | int)] for name in hyper}
+        if missing := next((name for name, found in self._holders.items() if not found), None):
+            raise UserError(f"{missing} differs between the runs, but no module of {type(models[0]).__name__} has it")
 
     def parameters(self, flat: Tensor) -> dict[str, Tensor]:
         """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
@@ -245,15 +224,11 @@ class StackModel:
         return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
 
     def outputs(
-        self,
-        inputs: Callable[[nn.Module], Tensor],
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor] | None = None,
-        keys: Tensor | None = None,
+        self, inputs: Any, parameters: Tensors, buffers: Tensors | None = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` asks a model, as `Inputs.outputs`.
+        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
-        With ``keys [runs, 2]`` of `dropout_keys` it is one of training, which may change the current `buffers`.
+        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change the current `buffers`.
         """
         self._module.train(keys is not None)
         whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
@@ -283,7 +258,7 @@ class StackModel:
             for module, name, value in before:
                 setattr(module, name, value)
 
-    def state_of(self, run: int, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
         row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
         row |= {name: value[run] for name, value in buffers.items()}
@@ -291,7 +266,7 @@ class StackModel:
 
 
 class StackTrainer:
-    """Runs that share everything but seed, split and the hyper-parameters in `hyper`; those on one split adjacent."""
+    """Trains runs that differ in seed, split and the hyper-parameters in `hyper`; runs on one split are adjacent."""
 
     def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
         self.task, self.runs, self.device = task, runs, device
@@ -300,14 +275,13 @@ class StackTrainer:
         models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
-        self.model = StackModel(models, values, device, hook(models[0], "penalty"))
+        self.model = StackModel(models, values, device)
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
         self._one_pass = self.feed.whole and alike
         self.groups: list[Group] = []
         for number, members in groupby(range(len(runs)), key=lambda run: runs[run].split):
             own, split = list(members), task.splits[number]
-            parts = {name: (i.to(device), task.y[i].to(device)) for name, i in split.parts().items()}
-            loss = make_loss(task, split, config, device)
+            loss, parts = make_loss(task, split, config, device), parts_of(task, split, device)
             self.groups.append(Group(slice(own[0], own[-1] + 1), split, loss, parts))
         self.keys = dropout_keys([run.seed for run in runs], range(1, config.epochs + 1)).to(device)
         factors = [learning_rate(config, e) / config.learning_rate for e in range(1, config.epochs + 1)]
@@ -320,7 +294,7 @@ class StackTrainer:
         self.journal = StackJournal(task, runs, self.groups, self.model, device)
         self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
-        self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
+        self._launched: set[bool] = set()  # kinds of turns that were launched kernel by kernel
         self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
 
     def memory(self) -> int:
@@ -330,16 +304,11 @@ class StackTrainer:
         saved = saved_bytes(lambda: self._forward(step, leaves))
         return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
-    def run(
-        self,
-        callbacks: Sequence[Callback] = (),
-        stop: Callable[[], bool] | None = None,
-        save: Callable[[Snapshot], None] | None = None,
-    ) -> Status:
+    def run(self, callbacks: Sequence[Callback] = (), stop: Stop | None = None, save: Save | None = None) -> Status:
         """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
         started, checkpoint = time.perf_counter() - self.seconds, Due(self.config)
         while True:
-            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
+            # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
             last = self.epoch >= self.config.epochs
             due = self.epoch > 0 and (last or self.epoch % self.config.eval_every == 0)
             if not last:
@@ -390,29 +359,27 @@ class StackTrainer:
         return [[run.seed, run.split] for run in self.runs]
 
     def _state(self) -> dict[str, Tensor]:
-        """Everything that changes while the stack trains, except the moments of the optimiser."""
+        """Everything that changes during training, except the moments of the optimiser."""
         kept = ("clock", "losses", "measured", "best", "best_epoch", "best_flat", "ended", "broken")
         found = {"flat": self.model.flat} | {f"journal.{name}": getattr(self.journal, name) for name in kept}
         found |= {f"buffer.{name}": value for name, value in self.model.buffers.items()}
         return found | {f"best_buffer.{name}": value for name, value in self.journal.best_buffers.items()}
 
     def _turn(self, due: bool) -> None:
-        """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
+        """Epoch `self.epoch` + 1, after an evaluation of the last one if that is due; replayed if possible."""
         graph = self._recorded.get(due)
         # What a recorded turn keeps for later must be there already.
         waits = due and self.journal.metric.name not in RECORDABLE
         if graph is None and self._can_record and self.epoch >= LAUNCHED and due in self._launched and not waits:
             try:
-                graph = self._recorder.record(lambda: self._turn_by_kernels(due))
+                graph = self._recorded[due] = self._recorder.record(lambda: self._turn_by_kernels(due))
             except NotRecordableError as error:
                 self._can_record = False
                 self.journal.notes.append(str(error))
         if graph is not None:
-            self._recorded[due] = graph
-            graph.replay()
-        else:
-            self._turn_by_kernels(due)
-            self._launched.add(due)
+            return graph.replay()
+        self._turn_by_kernels(due)
+        self._launched.add(due)
 
     def _turn_by_kernels(self, due: bool) -> None:
         leaves, passed = self.model.leaves(), None
@@ -426,7 +393,7 @@ class StackTrainer:
 
     def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with precision(self.device, self.config.precision):
             return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
 
     def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
@@ -450,7 +417,7 @@ class StackTrainer:
         self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
 
     def _loss(self, group: Group, step: Step, outputs: Tensor) -> Tensor:
-        if len(self.groups) > 1:  # whole graphs alone, see `train_stacked`: each split has its own rows
+        if len(self.groups) > 1:  # only whole graphs, see `unstackable`: each split has its own rows
             index, targets = group.parts["train"]
             step = dataclasses.replace(step, rows=index, targets=targets)
         return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)
@@ -459,23 +426,21 @@ class StackTrainer:
         """Gradients as rows ``[runs, P]``."""
         pairs = list(zip(leaves.values(), parts, strict=True))
         if self.optimizer is None:
-            columns = None
-            if any(part is None for part in parts):
-                columns = torch.cat([torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs])
+            known = [torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs]
+            columns = torch.cat(known) if any(part is None for part in parts) else None
             self.optimizer = StackedAdam(self.model.flat, self.decays, self.config.decoupled, columns)
             for name, value in self._moments.items():
                 getattr(self.optimizer, name).copy_(value)
-        return torch.cat(
-            [(torch.zeros_like(leaf) if part is None else part).reshape(len(self.runs), -1) for leaf, part in pairs], 1
-        )
+        whole = [torch.zeros_like(leaf) if part is None else part for leaf, part in pairs]
+        return torch.cat([part.reshape(len(self.runs), -1) for part in whole], 1)
 
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
         parameters = self.model.parameters(self.model.flat if flat is None else flat)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with precision(self.device, self.config.precision):
             return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
 
-    def records(self, status: Status) -> list[RunRecord | NonFiniteLossError]:
-        """One per run, in their order; an error in place of a run whose loss did not stay finite."""
+    def records(self, status: Status) -> list[Ended]:
+        """One per run, in their order."""
         outputs = self._evaluate(self.journal.best_flat, self.journal.best_buffers).cpu()
         return self.journal.records(outputs, self.epoch, status, self.seconds)

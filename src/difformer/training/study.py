@@ -4,16 +4,16 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
     v(setting) = (1/R) Σ_r max_e valid_r(e)        (min for an error),
 
-the rule by which a run keeps its epoch. The trainer is given no test part (`without_test`). The defaults of the model
-are trial one, settings given as `first` follow, and a sampler chooses the rest: ``"random"`` draws different points of
-the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` takes them in order. A trial whose validation
-curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are trained
-as one (`difformer.training.stack`), none of them stopped early. Processes (`jobs`) and ranks share the trials.
+the rule by which a run keeps its epoch. The trainer does not get the test part (`without_test`). The defaults of the
+model are trial one, settings given as `first` follow, and a sampler chooses the rest: ``"random"`` draws different
+points of the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` takes them in order. A trial whose
+validation curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are
+trained as one (`difformer.training.stack`), and none is stopped early. Processes (`jobs`) and ranks share the trials.
 
 The folder of a study holds ``study.json``, what was asked, and ``trials*.jsonl``, one line per trial that has ended and
-one file per process. A trial is identified by its number, from which its setting follows: so a second call with the
-same question continues the study, whether it had ended, was interrupted or was killed, and repeats no trial. A
-different question in the same folder is refused.
+one file per process. The setting of a trial follows from its number, so a second call with the same question continues
+a study that had ended, was interrupted or was killed, and repeats no trial. Another question in the same folder is
+refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -57,8 +57,8 @@ from difformer.zoo import options_of
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials
-STARTUP_TRIALS = 5  # that must have ended before any is stopped early: there is no median to speak of before
-PROPOSALS = 20  # that the estimator makes before a point is drawn instead, where it repeats earlier ones
+STARTUP_TRIALS = 5  # that must have ended before any is stopped early
+PROPOSALS = 20  # of the estimator that repeat earlier ones before a point is drawn instead
 POINTS_AT_ONCE = 64  # of a stack: what is lost when the study is interrupted
 STUDY, OLD_STUDY = "study.json", "study.db"
 Point = dict[str, Any]
@@ -98,7 +98,7 @@ class Question:
     def planned(self, count: int) -> list[Point]:
         """The first `count` points: the defaults, those given as `first`, then points of the space.
 
-        A longer list continues a shorter one. It ends earlier where the space has no more points.
+        A longer list continues a shorter one. It ends earlier if the space has no more points.
         """
         known = {**TrainConfig().to_dict(), **options_of(self.model)}
         found = [{key: known[key] for key in self.space.axes if key in known}]
@@ -120,15 +120,29 @@ class Question:
         return planned[number] if number < len(planned) else _proposed(self, number, known, higher_is_better)
 
     def written(self, task: Task) -> dict[str, Any]:
-        """As it is kept with the study."""
+        """The question as the study's folder keeps it."""
         document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
         document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
         if self.first:
             document["first"] = self.first
         return dict(json.loads(json.dumps(document)))  # as it is read back
 
+    def groups(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Numbers of trials that share all that may not differ within a stack (hidden size, layers, …)."""
+        planned, found = self.planned(max(numbers, default=0) + 1), dict[str, list[int]]()
+        for number in numbers:
+            found.setdefault(repr(apart(self.config(planned[number]))), []).append(number)
+        return [one[i : i + POINTS_AT_ONCE] for one in found.values() for i in range(0, len(one), POINTS_AT_ONCE)]
+
+    def trial(
+        self, number: int, point: Point, values: Sequence[float], seconds: float, reason: str, curve: Any = ()
+    ) -> Trial:
+        """A trial that has ended with these scores, or was stopped for a reason."""
+        state, value = ("pruned", None) if reason else ("complete", sum(values) / len(values))
+        return Trial(number, point, state, value, round(seconds, 3), reason, self.model, curve)
+
     def why_not_stacked(self, task: Task) -> str:
-        """Why its trials cannot be trained in stacks; empty where they can."""
+        """Why its trials cannot be trained in stacks; empty if they can."""
         if self.sampler == "tpe":
             return "sampler 'tpe' proposes one setting after the other"
         return unstackable(task, self.config(self.defaults()), range(self.runs))
@@ -184,14 +198,14 @@ def tune(
     Args:
         task: What is to be learnt; its test parts are not used.
         questions: What competes, one question per model.
-        trials: Settings to try per model, those of earlier calls included; at most the points of the space, the
+        trials: Settings to try per model, including those of earlier calls; at most the points of the space, the
             defaults and `Question.first`, unless the sampler is ``"tpe"``.
-        out: Folder of the study; created where it does not exist.
+        out: Folder of the study, which is created if it does not exist.
         jobs: Processes that work at the same time. With more than one, timing decides which trials are stopped early.
         device: As in `train_one`.
         stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         seconds: No trial is started after that time.
-        on_trial: Called with every trial that ends; on rank 0 alone.
+        on_trial: Called with every trial that ends; only on rank 0.
         ranks: The group of `difformer.distributed.join`, over which the trials are spread; all ranks call `tune`
             together, with the same arguments, and see the folder.
 
@@ -199,7 +213,7 @@ def tune(
         What was found, per model.
 
     Raises:
-        UserError: If the folder holds another study, stacks are asked for and not possible, or no trial came through.
+        UserError: If the folder holds another study, stacks are asked for and not possible, or no trial succeeded.
         ImportError: If the sampler is ``"tpe"`` and optuna is not installed.
     """
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
@@ -212,81 +226,194 @@ def tune(
     if ranks is not None:
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
-    folder, listener = Path(out), on_trial if ranks is None or ranks.first else None
-    told: set[Work] = set()
-
-    def tell() -> None:
-        """Calls `on_trial` with every trial that has ended since the last look."""
-        if listener is None:
-            return
-        for trial in read_trials(folder):
-            if (trial.model, trial.number) not in told:
-                told.add((trial.model, trial.number))
-                listener(trial)
-
+        device, stacked, on_trial = str(ranks.device), False, on_trial if ranks.first else None
+    study = _Study(Path(out), asked, without_test(task), device, seconds, stacked, on_trial)
     with ExitStack() as held:
 
         def begin() -> list[Work]:
-            _check(task, asked)
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(only_one(folder))
-            return _left(folder, task, asked, trials)
+            study.check()
+            with writing(study.folder):
+                study.folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_one(study.folder))
+            return study.left(trials, task)
 
         left = first_does(begin)
-        told.update((trial.model, trial.number) for trial in read_trials(folder))
-        worker = _Worker(folder, asked, without_test(task), device, seconds, stacked, tell)
+        study.told.update((trial.model, trial.number) for trial in read_trials(study.folder))
         if ranks is not None:
-            own = dataclasses.replace(worker, device=str(ranks.device), stacked=False, number=ranks.rank)
-            own.work(left[ranks.rank :: ranks.size])
+            study.number = ranks.rank
+            study.work(left[ranks.rank :: ranks.size])
             ranks.wait_for_all()
         elif jobs > 1 and len(left) > 1:
-            _in_processes(worker, left, jobs)
+            study.work_in_processes(left, jobs)
         else:
-            worker.work(left)
-        tell()
-        found: dict[str, Tuned] = first_does(lambda: _best(folder, task, asked))
+            study.work(left)
+        study.tell()
+        found: dict[str, Tuned] = first_does(study.best)
         return found
 
 
-def _check(task: Task, questions: Sequence[Question]) -> None:
-    """Finds what is wrong with a request before anything is written."""
-    names = [question.model for question in questions]
-    if not names or len(set(names)) != len(names):
-        raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
-    for question in questions:
-        if not all(split.valid.numel() for split in task.splits[: question.runs]):
-            raise UserError(
-                f"task {task.name!r} has a split without validation instances: there is nothing to choose by"
-            )
-        if question.sampler == "tpe":
-            require("optuna", extra="tune", purpose="the sampler tpe")
-        question.metric(task)
-        for point in question.planned(2 + len(question.first)):
-            question.config(point)
+_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
+_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
 
 
-def _left(folder: Path, task: Task, questions: Sequence[Question], trials: int) -> list[Work]:
-    """Writes down what is asked, and returns the trials that are left; the folder must be locked."""
-    if (folder / OLD_STUDY).exists() and not (folder / STUDY).exists():
-        raise UserError(
-            f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
-        )
-    kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
-    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
-        raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
-    asked = {question.model: question.written(task) for question in questions}
-    for model, now in asked.items():
-        if model in kept and kept[model] != now:
+def read_trials(folder: Path, model: str | None = None) -> list[Trial]:
+    """Trials of a study that have ended, of one model or of all; a line that was cut off is skipped."""
+    found: dict[Work, Trial] = {}
+    names = {f.name for f in dataclasses.fields(Trial)}
+    for path in sorted(folder.glob("trials*.jsonl")):
+        for line in read_text(path).splitlines():
+            with suppress(ValueError, TypeError, AttributeError, RecursionError):
+                row = json.loads(line)
+                check(row, _TRIAL)
+                row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
+                trial = Trial(**{name: value for name, value in row.items() if name in names})
+                found.setdefault((trial.model, trial.number), trial)
+    return [found[key] for key in sorted(found) if model in (None, key[0])]
+
+
+@dataclass
+class _Study:
+    """A study, and what this process does of it; its clock starts when it is made."""
+
+    folder: Path
+    questions: Sequence[Question]
+    task: Task  # without its test parts
+    device: str
+    seconds: float  # after which no trial is started
+    stacked: bool | None
+    listener: Callable[[Trial], None] | None = None
+    number: int | None = None  # of this process, which writes its own file; None for the only one
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.seconds
+        self.told: set[Work] = set()
+
+    def check(self) -> None:
+        """Finds what is wrong with a request before anything is written."""
+        names = [question.model for question in self.questions]
+        if not names or len(set(names)) != len(names):
+            raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
+        for question in self.questions:
+            if not all(split.valid.numel() for split in self.task.splits[: question.runs]):
+                raise UserError(
+                    f"task {self.task.name!r} has a split without validation instances: there is nothing to choose by"
+                )
+            if question.sampler == "tpe":
+                require("optuna", extra="tune", purpose="the sampler tpe")
+            question.metric(self.task)
+            for point in question.planned(2 + len(question.first)):
+                question.config(point)
+
+    def left(self, trials: int, task: Task) -> list[Work]:
+        """Writes down what is asked about a task, and returns the trials to be made; the folder must be locked."""
+        path = self.folder / STUDY
+        if (self.folder / OLD_STUDY).exists() and not path.exists():
             raise UserError(
-                f"out: {folder} holds a study of {model} with {_differences(kept[model], now)}; to continue it repeat "
-                f"the earlier request, to start a new study choose another folder"
+                f"out: {self.folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another "
+                f"folder"
             )
-    write_json(folder / STUDY, kept | asked)
-    done = {(trial.model, trial.number) for trial in read_trials(folder)}
-    counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in questions}
-    every = [(model, number) for model, count in counts.items() for number in range(count)]
-    return [work for work in every if work not in done]
+        kept = read_json(path) if path.exists() else {}
+        if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
+            raise UserError(f"out: {path} is damaged; choose another folder")
+        asked = {question.model: question.written(task) for question in self.questions}
+        for model, now in asked.items():
+            if model in kept and kept[model] != now:
+                raise UserError(
+                    f"out: {self.folder} holds a study of {model} with {_differences(kept[model], now)}; to continue "
+                    f"it repeat the earlier request, to start a new study choose another folder"
+                )
+        write_json(path, kept | asked)
+        done = {(trial.model, trial.number) for trial in read_trials(self.folder)}
+        counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in self.questions}
+        every = [(model, number) for model, count in counts.items() for number in range(count)]
+        return [work for work in every if work not in done]
+
+    def tell(self) -> None:
+        """Calls the listener with every trial that has ended since the last call."""
+        for trial in read_trials(self.folder):
+            if self.listener is not None and (trial.model, trial.number) not in self.told:
+                self.told.add((trial.model, trial.number))
+                self.listener(trial)
+
+    def best(self) -> dict[str, Tuned]:
+        """The best trial of each model so far, and all others."""
+        found = {}
+        for question in self.questions:
+            ended, metric = tuple(read_trials(self.folder, question.model)), question.metric(self.task)
+            complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
+            if not complete:
+                reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
+                raise UserError(f"trials: none of {len(ended)} trials of {question.model} succeeded: {reasons}")
+            sign = 1 if metric.higher_is_better else -1
+            best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
+            settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
+            found[question.model] = Tuned(best, settings, *rule, ended, self.folder, question.model)
+        return found
+
+    def work(self, left: Sequence[Work]) -> None:
+        """Makes trials in this process until the time is up, and writes each down when it ends."""
+        path = self.folder / ("trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl")
+        for question in self.questions:
+            numbers, stacked = [number for model, number in left if model == question.model], self.stacked
+            if stacked is None:
+                stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
+            for group in question.groups(numbers) if stacked else ([number] for number in numbers):
+                if time.monotonic() >= self.until:
+                    return
+                trials = self._stack(question, group) if stacked else [self._single(question, group[0])]
+                lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
+                append_bytes(path, "".join(lines).encode())
+                self.tell()
+
+    def _single(self, question: Question, number: int) -> Trial:
+        better, known = question.metric(self.task).higher_is_better, read_trials(self.folder, question.model)
+        point, started = question.point(number, known, better), time.perf_counter()
+        watch, reason, config = _Watch(question, known, better), "", question.config(point)
+        try:
+            for run in range(question.runs):
+                split = split_number(self.task, run)
+                watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
+        except (_Hopeless, NonFiniteLossError) as error:
+            reason = str(error)
+        return question.trial(number, point, watch.before, time.perf_counter() - started, reason, tuple(watch.curve))
+
+    def _stack(self, question: Question, numbers: Sequence[int]) -> list[Trial]:
+        started, seeds, planned = time.perf_counter(), range(question.runs), question.planned(max(numbers) + 1)
+        configs = [question.config(planned[number]) for number in numbers]
+        runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
+        results, trials = iter(train_stacked(self.task, runs, self.device)), []
+        each = (time.perf_counter() - started) / len(numbers)
+        for number in numbers:
+            own = [next(results) for _ in seeds]
+            reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
+            values = [] if reason else [one.valid for one in own]
+            trials.append(question.trial(number, planned[number], values, each, reason))
+        return trials
+
+    def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
+        """Shares trials among processes, each of which writes its own file and ends with this one."""
+        packed = io.BytesIO()
+        torch.save(dataclasses.replace(self, stacked=False, listener=None), packed)
+        given = (packed.getvalue(), left, jobs)
+        context = start_processes(_process, given, min(jobs, len(left)), join=False, daemon=True)
+        try:
+            while not context.join(timeout=0.5):
+                self.tell()
+        finally:
+            for process in context.processes:
+                process.terminate()
+
+
+def _process(number: int, packed: bytes, left: Sequence[Work], jobs: int) -> None:
+    def end_with_parent() -> None:  # an unfinished trial is made again when the study is continued
+        if (parent := multiprocessing.parent_process()) is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    study = torch.load(io.BytesIO(packed), weights_only=False)  # written by the parent process a moment ago
+    dataclasses.replace(study, number=number).work(left[number::jobs])
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
@@ -302,125 +429,8 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def _best(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
-    """The best trial of each model so far, and all others."""
-    found, every = {}, read_trials(folder)
-    for question in questions:
-        ended = tuple(trial for trial in every if trial.model == question.model)
-        complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
-        metric = question.metric(task)
-        if not complete:
-            reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
-            raise UserError(f"trials: none of {len(ended)} trials of {question.model} came through: {reasons}")
-        sign = 1 if metric.higher_is_better else -1
-        best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
-        settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
-        found[question.model] = Tuned(best, settings, *rule, ended, folder, question.model)
-    return found
-
-
-_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
-_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
-
-
-def read_trials(folder: Path) -> list[Trial]:
-    """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
-    found: dict[Work, Trial] = {}
-    names = {f.name for f in dataclasses.fields(Trial)}
-    for path in sorted(folder.glob("trials*.jsonl")):
-        for line in read_text(path).splitlines():
-            try:
-                row = json.loads(line)
-                check(row, _TRIAL)
-                row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
-                trial = Trial(**{name: value for name, value in row.items() if name in names})
-                found.setdefault((trial.model, trial.number), trial)
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                continue
-    return [found[key] for key in sorted(found)]
-
-
-@dataclass
-class _Worker:
-    """Makes trials in this process, and writes each down when it ends; its clock starts when it is made."""
-
-    folder: Path
-    questions: Sequence[Question]
-    task: Task  # without its test parts
-    device: str
-    seconds: float  # after which no trial is started
-    stacked: bool | None
-    tell: Callable[[], None]  # called whenever trials have ended
-    number: int | None = None  # of this process, which writes a file of its own; None for the only one
-
-    def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.seconds
-
-    def work(self, left: Sequence[Work]) -> None:
-        for question in self.questions:
-            numbers = [number for model, number in left if model == question.model]
-            stacked = self.stacked
-            if stacked is None:
-                stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
-            for trials in self._in_stacks(question, numbers) if stacked else self._one_by_one(question, numbers):
-                name = "trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl"
-                lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
-                append_bytes(self.folder / name, "".join(lines).encode())
-                self.tell()
-
-    def _one_by_one(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        better = question.metric(self.task).higher_is_better
-        for number in numbers:
-            if time.monotonic() >= self.until:
-                return
-            known = [trial for trial in read_trials(self.folder) if trial.model == question.model]
-            point, started = question.point(number, known, better), time.perf_counter()
-            watch, reason = _Watch(question, known, better), ""
-            try:
-                for run in range(question.runs):
-                    split, config = split_number(self.task, run), question.config(point)
-                    watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
-            except (_Hopeless, NonFiniteLossError) as error:
-                reason = str(error)
-            took = time.perf_counter() - started
-            yield [_trial(question, number, point, watch.before, took, reason, tuple(watch.curve))]
-
-    def _in_stacks(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
-        planned = question.planned(max(numbers, default=0) + 1)
-        for group in _groups(question, planned, numbers):
-            if time.monotonic() >= self.until:
-                return
-            started, seeds = time.perf_counter(), range(question.runs)
-            configs = [question.config(planned[number]) for number in group]
-            runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-            results = iter(train_stacked(self.task, runs, self.device))
-            each, trials = (time.perf_counter() - started) / len(group), []
-            for number in group:
-                own = [next(results) for _ in seeds]
-                reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
-                values = [] if reason else [one.valid for one in own]
-                trials.append(_trial(question, number, planned[number], values, each, reason))
-            yield trials
-
-
-def _trial(
-    question: Question, number: int, point: Point, values: list[float], seconds: float, reason: str, curve: Any = ()
-) -> Trial:
-    state, value = ("pruned", None) if reason else ("complete", sum(values) / len(values))
-    return Trial(number, point, state, value, round(seconds, 3), reason, question.model, curve)
-
-
-def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
-    found: dict[str, list[int]] = {}
-    for number in numbers:
-        found.setdefault(repr(apart(question.config(points[number]))), []).append(number)
-    for group in found.values():
-        yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
-
-
 def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
-    """A point that no earlier trial had, by optuna's estimator; a drawn one where it has no new idea."""
+    """A point that no earlier trial had, by optuna's estimator, or drawn if it only repeats earlier ones."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -473,38 +483,11 @@ class _Watch:
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
 
 
-def _in_processes(worker: _Worker, left: Sequence[Work], jobs: int) -> None:
-    """Shares trials among processes, each of which writes a file of its own and ends with this one."""
-    packed = io.BytesIO()
-    torch.save(worker.task, packed)
-    about = (worker.folder, worker.questions, packed.getvalue(), worker.device, worker.seconds)
-    context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
-    try:
-        while not context.join(timeout=0.5):
-            worker.tell()
-    finally:
-        for process in context.processes:
-            process.terminate()
-
-
-def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
-    def end_with_parent() -> None:  # a trial is made again when a study is continued
-        if (parent := multiprocessing.parent_process()) is not None:
-            wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    folder, questions, packed, device, seconds = about
-    task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
-    _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left[number::jobs])
-
-
 def without_test(task: Task, runs: int | None = None) -> Task:
-    """The task with the splits of the first `runs` runs, and without test parts; graphs that only test are left out.
+    """The task with the splits of the first `runs` runs, without test parts and without graphs used only for testing.
 
-    An evaluation computes outputs of every graph there is; one graph never sees another, so those that are left out
-    change nothing for the others.
+    An evaluation computes the outputs of all graphs; they do not see each other, so dropping some changes nothing for
+    the others.
     """
     none = torch.empty(0, dtype=torch.long)
     splits = [Split(split.name, split.train, split.valid, none) for split in task.splits[:runs]]

@@ -25,9 +25,8 @@ def dumps(table: Mapping[str, Any]) -> str:
 
 
 def loads(text: str) -> dict[str, Any]:
-    """What `dumps` wrote, None included."""
-    found: dict[str, Any] = _with_none(_reader.loads(text))
-    return found
+    """Reads what `dumps` wrote, None included."""
+    return dict(_with_none(_reader.loads(text)))
 
 
 def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:

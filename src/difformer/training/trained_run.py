@@ -1,6 +1,6 @@
-"""A trained run, put to use: measure it again, predict, embed, show its energy; and new instances beside its own.
+"""A trained run, put to use: measure it again, predict, embed, show its energy; for its own instances and new ones.
 
-Everything is read from the run folder (a run on a task object needs that object again).
+Everything is read from the run folder; a run on a task object needs that object again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -25,7 +26,7 @@ from difformer.files import RunFolderError
 from difformer.nn.inspection import EnergyProfile
 from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
-from difformer.training.devices import resolve
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
 from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
@@ -57,21 +58,21 @@ class Loaded:
     task: Task
     split: Split
     precision: str = "float32"
-    new: int | None = None  # where new instances begin; None where there are none
+    new: int | None = None  # where new instances begin; None if there are none
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
-        with torch.no_grad(), self._precision():
-            return self.feed.outputs(self.model).float().cpu()
+        return self._passed(self.feed.outputs)
 
     def states(self) -> Tensor:
-        with torch.no_grad(), self._precision():
-            return self.feed.states(self.model).float().cpu()
+        """States before the output layer, of all instances, on the CPU."""
+        return self._passed(self.feed.states)
 
-    def _precision(self) -> torch.autocast:
-        """Passes as the training made them, so that a run is measured as it was chosen."""
-        kind = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
-        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+    def _passed(self, ask: Callable[[nn.Module], Tensor]) -> Tensor:
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        # As in training, so that a run is measured as it was chosen.
+        with torch.no_grad(), precision(device, self.precision):
+            return ask(self.model).float().cpu()
 
 
 def load_run(
@@ -92,14 +93,13 @@ def load_run(
         run: The run folder.
         features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
             features of the run's task were.
-        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
-            ones alone if not `together`).
+        edges: ``[2, E]`` edges of new rows, which are numbered after the task's instances (from 0 if not `together`).
         edge_weight: Their weights.
-        on: New instances as a task, in place of `features`: used by itself.
+        on: New instances as a task of its own, in place of `features`.
         together: Whether new rows are propagated together with the task's instances, or by themselves.
         seed: Which run; None takes the one that is best on validation.
-        task: The run's task, where it was made from a task object.
-        device: Where to.
+        task: The run's task, if it was made from a task object.
+        device: See `difformer.training.devices.resolve`.
     """
     if features is None and (edges is not None or edge_weight is not None):
         raise UserError("edges of new instances were given without their features")
@@ -113,7 +113,7 @@ def load_run(
 
 
 def _open(run: RunFolder | str | Path) -> RunFolder:
-    """The run, with a warning where it has not come to its end: what is there may not be what it ends with."""
+    """The run, with a warning if it is not finished."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     if (left := folder.unfinished) and folder.results():  # without any there is nothing to use: that is an error
         warnings.warn(
@@ -159,10 +159,8 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
 def _check_known(folder: RunFolder) -> None:
     """Refuses a run whose model or diffusivity is not known in this process."""
     given = folder.config.options.get("diffusivity")
-    named: list[tuple[str, str, Callable[[str], object]]] = [("model", folder.config.model, find)]
-    if isinstance(given, str):
-        named.append(("diffusivity", given, as_diffusivity))
-    for what, name, lookup in named:
+    diffusivity = given if isinstance(given, str) else "simple"
+    for what, name, lookup in (("model", folder.config.model, find), ("diffusivity", diffusivity, as_diffusivity)):
         try:
             lookup(name)
         except UserError as error:
@@ -175,22 +173,19 @@ def _check_known(folder: RunFolder) -> None:
 def evaluate(
     run: RunFolder | str | Path, *, task: Task | None = None, device: str | torch.device = "auto"
 ) -> tuple[Evaluation, ...]:
-    """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
+    """Measures every metric of the problem again, on every part, for every seed that has been trained."""
     folder = _open(run)
     own = folder.task(task)
-    metrics = [one for one in METRICS.values() if own.problem in one.problems]
+    fits = [one for one in METRICS.values() if own.problem in one.problems]
+    metrics = [one for one in fits if one.name != "broadcast-mse" or own.kind == "series"]
     found = []
     for result in folder.summary().results:
         loaded = _load(folder, own, result["seed"], None, device)
         outputs, parts = loaded.outputs(), loaded.split.parts()
-        values = {
-            metric.name: {
-                part: metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
-                for part, index in parts.items()
-            }
-            for metric in metrics
-            if metric.name != "broadcast-mse" or own.kind == "series"
-        }
+        values: dict[str, dict[str, float]] = {metric.name: {} for metric in metrics}
+        for metric, (part, index) in product(metrics, parts.items()):
+            measured = metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
+            values[metric.name][part] = measured
         found.append(Evaluation(result["seed"], loaded.split.name, values))
     return tuple(found)
 
@@ -223,9 +218,9 @@ def embed(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Giv
 
 
 def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile:
-    """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
+    """Measured energy and effective rank of every layer, over all instances; for series and graphs, means over passes.
 
-    Arguments are those of `load_run`; a model that has no energy to measure is refused.
+    Arguments are those of `load_run`. Models without an energy are refused.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     loaded = load_run(folder, **given)
@@ -240,7 +235,7 @@ def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile
 
 
 def best_seed(folder: RunFolder) -> int:
-    """The seed that is best on validation; the first of equals."""
+    """The seed with the best validation score; the first of several."""
     summary = folder.summary()
     sign = 1 if summary.higher_is_better else -1
     worth = [sign * value if value == value else -math.inf for value in summary.values("valid")]
@@ -250,14 +245,15 @@ def best_seed(folder: RunFolder) -> int:
 def new_task(
     task: Task, features: Any, edges: Any = None, edge_weight: Any = None, *, together: bool = True
 ) -> tuple[Task, int]:
-    """A task with new instances that carry no targets, and the position of the first of them.
+    """A task with new instances without targets, and the position of the first of them.
 
-    New rows follow the task's own where they are propagated `together`; the labels of those stay, so that a model that
-    spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
+    If they are propagated `together`, new rows follow the task's own, whose labels stay for models that spread labels.
+    If every node of the task has an edge to itself, new ones get one too.
     """
     if task.kind == "graphs":
         raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
-    x = _tensor(features).to(task.x.dtype)
+    x = from_scipy(features) if hasattr(features, "tocsr") else features
+    x = (x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))).to(task.x.dtype)
     dims = 3 if task.kind == "series" else 2
     if x.dim() != dims or x.shape[-1] != task.num_features or (dims == 3 and x.shape[1] != task.num_nodes):
         expected = f"[T, {task.num_nodes}, {task.num_features}]" if dims == 3 else f"[M, {task.num_features}]"
@@ -279,15 +275,13 @@ def new_task(
         x, task = task.scaled(x), replace(task, scaling=None)
     start = task.num_nodes if together else 0
     parts: list[tuple[Tensor, Tensor | None]] = []  # edges and weights: the task's own, new ones, loops
-    if isinstance(index, Tensor):
-        if together:
-            parts.append((index, weight if isinstance(weight, Tensor) else None))
-        if int((index[0] == index[1]).sum()) == task.num_nodes:
-            parts.append((torch.arange(start, start + x.shape[0]).expand(2, -1), None))
+    if together and isinstance(index, Tensor):
+        parts.append((index, weight if isinstance(weight, Tensor) else None))
     if edges is not None:
         new = None if edge_weight is None else torch.as_tensor(np.asarray(edge_weight), dtype=torch.float32)
-        pairs = torch.as_tensor(np.asarray(edges), dtype=torch.long)
-        parts.insert(len(parts[:1]) if together else 0, (pairs, new))
+        parts.append((torch.as_tensor(np.asarray(edges), dtype=torch.long), new))
+    if isinstance(index, Tensor) and int((index[0] == index[1]).sum()) == task.num_nodes:
+        parts.append((torch.arange(start, start + x.shape[0]).expand(2, -1), None))
     weighted = any(part is not None for _, part in parts)
     names = (task.instance_names or tuple(f"instance {i}" for i in range(start)))[:start]
     joined = replace(
@@ -302,15 +296,8 @@ def new_task(
     return joined, start
 
 
-def _tensor(features: Any) -> Tensor:
-    """Features as a tensor, dense or CSR as they come."""
-    if hasattr(features, "tocsr"):
-        return from_scipy(features)
-    return features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
-
-
 def _below(old: Tensor, new: Tensor) -> Tensor:
-    """Rows below each other; sparse where the old ones are."""
+    """Old rows above new ones; sparse if the old ones are."""
     if old.layout == torch.strided:
         return torch.cat([old, new.to_dense() if new.layout != torch.strided else new])
     return from_scipy(vstack([to_scipy(old), to_scipy(new)]))
