@@ -4,8 +4,7 @@ Forward, backward and Adam, hidden 64. `edge_index` must be as fast as `Graph`: 
 tensor.
 
 A tiny graph shows the overhead of a layer: calls of torch operations and CPU time per layer, forward and backward with
-dropout. It takes the path that a GPU takes (`difformer.kernels.layer_nodes`), where each call is a kernel launch or a
-view.
+dropout.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_module
 from difformer.kernels.cpu import layer as layer_module
 from difformer.kernels.cpu.layer import tail_fields
-from difformer.kernels.layer_nodes import Tail
+from difformer.kernels.plan import Tail
 from difformer.nn import dropout as dropout_module
 from difformer.nn.dropout import dropout_key, dropout_keys, keep_mask, next_mask
 from difformer.sparse import SparseMatrix, add_product, reference_matmul

@@ -19,7 +19,7 @@ from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
 from difformer.kernels.gpu_layer import GPULayer
-from difformer.kernels.layer_nodes import LayerNode, Plan, RowStep, Tail, Weights, is_small
+from difformer.kernels.plan import Plan, Tail, Weights
 from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
@@ -29,6 +29,8 @@ Layer = Any
 Context = Any
 
 NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
+NOT_HERE = "kernels take float32: on a GPU with Triton, or many rows of diffusivity 'simple' where C can be compiled"
+MOST_PAIRS = 1 << 23  # of diffusivity 'sigmoid', that a layer keeps for its backward pass
 # Rows of features that do not begin on a multiple of 16 bytes are read four bytes at a time: on a GPU a product then
 # takes tens of times as long as its data take to be copied.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
@@ -97,7 +99,7 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return f"there are {conv.num_heads} heads"
     if conv.backend != "auto" and (conv.form, conv.backend) != ("simple", "linear"):
         return f"backend {conv.backend!r} was asked for"
-    if conv.form == "sigmoid" and (conv.qk_norm != "row" or not _is_small(conv, z)):
+    if conv.form == "sigmoid" and (conv.qk_norm != "row" or z.shape[0] ** 2 > MOST_PAIRS):
         return "diffusivity 'sigmoid' is fused only for few rows and queries and keys of unit length"
     if structure.segments is not None:
         return "the rows are a batch of graphs"
@@ -110,16 +112,19 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the latent term has weight 0"
     if structure.graph is not None and not structure.graph.is_kept:
         return "edge weights are trained"
-    if z.dtype not in (torch.float32, torch.float64):
+    if z.dtype != torch.float32:
         return f"precision is {z.dtype}"
-    # Of mixed precision a few products of float32 are left, which take less time than the formula's many passes.
-    if (conv.form, z.dtype) != ("simple", torch.float32) and torch.is_autocast_enabled(z.device.type):
-        return "precision is mixed"
+    if torch.is_autocast_enabled(z.device.type):
+        if conv.form != "simple":
+            return "precision is mixed"
+        # A few products in float32 take less time than the many passes of the formula in mixed precision.
+        with torch.autocast(z.device.type, enabled=False):
+            return why_not_fused(conv, z, structure)
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or has tensors of a class of their own"
-    if conv.qk_norm != "row" and not _in_c(conv, z, _terms(conv, z, structure)[1]):
-        return f"qk_norm {conv.qk_norm!r}: {NOT_IN_C}"
-    return None
+    if conv.qk_norm == "row" and _on_gpu(conv, z):
+        return None
+    return None if _in_c(conv, z, _terms(conv, z, structure)[1]) else NOT_HERE
 
 
 def why_not_gram(conv: Layer, z: Tensor, structure: Context) -> str | None:
@@ -190,20 +195,11 @@ def fused_layer(
         plan = Plan(weights, edges, tail._replace(mask=key), *options)
         out = cpu.layer.fused_layer(z, source, found, plan, parameters)
         return out if dropout is None or key is not None else dropout.apply(out)
-    if conv.qk_norm != "row":
-        return None
-    small = _is_small(conv, z)
-    known = (small or conv.form == "simple") and z.shape[0] > 0 and (source is None or source.dtype is z.dtype)
-    by_kernels = known and in_kernels(conv.out_channels, z, *scales, *parameters)
-    if not by_kernels and not small:
-        return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
-    if not by_kernels and any(x.dtype != z.dtype for x in scales):
+    if conv.qk_norm != "row" or not _on_gpu(conv, z, *scales) or (source is not None and source.dtype is not z.dtype):
         return None
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
     plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
-    if by_kernels:
-        return GPULayer.apply(plan, plain(z), source if source is None else plain(source), mask, *scales, *parameters)
-    return LayerNode.apply(plan, z, source, mask, *scales, *parameters)
+    return GPULayer.apply(plan, plain(z), source if source is None else plain(source), mask, *scales, *parameters)
 
 
 def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Tensor | None:
@@ -220,8 +216,9 @@ def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Tenso
     return RowTail.apply(x, *scales, norm.eps, relu, *dropout.mask(like))
 
 
-def _is_small(conv: Layer, z: Tensor) -> bool:
-    return is_small(conv.form, z.shape[0], max(conv.in_channels, conv.out_channels), z.device)
+def _on_gpu(conv: Layer, z: Tensor, *others: Tensor) -> bool:
+    """Whether the row kernels of a GPU take these tensors."""
+    return z.shape[0] > 0 and in_kernels(conv.out_channels, z, *others, *_parameters(conv))
 
 
 def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseMatrix | None]:

@@ -203,18 +203,6 @@ def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
 _differentiate_unit = once_differentiated(_unit_gradients)
 
 
-def unit_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows of ``x [N, d]``, which is overwritten, and the norms ``[N, 1]`` they had; no gradients."""
-    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
-    return x.div_(norm), norm
-
-
-def pull_unit(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of rows from that of their unit rows, which is overwritten."""
-    inner = (grad * unit).sum(1, keepdim=True)
-    return grad.addcmul_(unit, inner, value=-1).div_(norm)
-
-
 def unit_rows(x: Tensor) -> Tensor:
     """``x / ‖x‖`` along the last axis; rows shorter than `SMALLEST_NORM` are divided by that instead."""
     if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself

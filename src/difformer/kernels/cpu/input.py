@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from difformer.kernels.cpu.layer import tail_fields, tracks
 from difformer.kernels.cpu.passes import padded, run, space
-from difformer.kernels.layer_nodes import MaskKey, Tail
+from difformer.kernels.plan import MaskKey, Tail
 from difformer.sparse import SparseMatrix, add_product
 
 

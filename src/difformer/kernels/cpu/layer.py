@@ -3,8 +3,8 @@ r"""A whole layer of simple diffusion by kernels in C: step, norm, activation an
 .. math::
     Z^{+} = m ⊙ σ(\mathrm{LayerNorm}(a Z + b P + c \, S V + s Z^{(0)})),
 
-with P of unit queries and keys, as `difformer.kernels.layer_nodes` has it in torch's operations, or of ones that are
-linear in the states, as in `difformer.kernels.gram`. Four passes over the rows: sums over keys, answers to queries;
+with P of unit queries and keys, as in `difformer.kernels.gpu_layer`, or of ones that are linear in the states, as in
+`difformer.kernels.gram`. Four passes over the rows: sums over keys, answers to queries;
 backward, gradients of the answers and of the sums, then those of keys and values. What a layer keeps is Z, the
 normalised rows and two numbers per row. One training step of 8 layers of linear queries and keys takes 18 ms at 2,708
 rows (55 by the formula), 494 ms at 50,000 (1,110).
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
 from difformer.kernels.cpu.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
-from difformer.kernels.layer_nodes import Plan, Tail
+from difformer.kernels.plan import Plan, Tail
 from difformer.shortcut import once_differentiated
 from difformer.sparse import CSR
 
