@@ -108,10 +108,7 @@ def blocks(layout: Layout, shapes: Shapes, runs: int = 1) -> Iterator[Block]:
 
 
 def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views ``[problems, n, …]`` of tensors ``[B, n, H or 1, …]``, nothing copied: one head after the other.
-
-    The heads of one problem whose tensors all have them are taken together.
-    """
+    """Views ``[problems, n, …]`` of tensors ``[B, n, H or 1, …]``: all heads of one problem together, or one by one."""
     heads = max(x.shape[2] for x in tensors)
     if heads > 1 and all(x.shape[0] == 1 and x.shape[2] == heads for x in tensors):
         yield tuple(x[0].transpose(0, 1) for x in tensors)
