@@ -16,7 +16,7 @@ through the rows in parts, which stay in the cache of a CPU; rows of low precisi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import form_of, working_dtype
-from difformer.attention.segments import Segments, blocks
+from difformer.attention.segments import Layout, Segments, Shapes, blocks
 from difformer.shortcut import row_operator
 
 CPU_PART = 1 << 20  # elements of q processed at a time
@@ -133,13 +133,13 @@ def _state(q: Tensor, v: Tensor, problems: int) -> list[Tensor]:
     return [q.new_empty(shape, dtype=dtype) for shape in shapes]
 
 
-def _results(q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+def _results(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *rest: Any) -> tuple[Tensor, ...]:
     out, total = (q.new_empty((*q.shape[:3], c), dtype=working_dtype(q.dtype)) for c in (v.shape[-1], 1))
     return out, total, *_state(q, v, q.shape[0] if layout is None else 0)
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, shapes: Sequence[int]
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M, κ and ν."""
     out, total, *kept = _results(q, k, v, layout)
@@ -161,8 +161,8 @@ def _backward(
     outer: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: Tensor | None,
-    shapes: Sequence[int],
+    layout: Layout,
+    shapes: Shapes,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = [torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v)]
     for block in blocks(layout, shapes, q.shape[0]):

@@ -18,6 +18,10 @@ from difformer.errors import UserError
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
+# What compiled operators take of a batch, see `blocks`: they take tensors and numbers, not objects.
+Layout = Tensor | None
+Shapes = Sequence[int]
+
 
 @dataclass(frozen=True)
 class Block:
@@ -92,8 +96,8 @@ class Block:
             self.put(x, result)
 
 
-def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Iterator[Block]:
-    """The blocks of `Segments.layout` and its flat `shapes`, as compiled operators take them, or the whole graph."""
+def blocks(layout: Layout, shapes: Shapes, runs: int = 1) -> Iterator[Block]:
+    """The blocks of `Segments.packed`, or the whole graph."""
     if layout is None:
         yield Block()
         return
@@ -104,10 +108,7 @@ def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Itera
 
 
 def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views ``[problems, n, …]`` of tensors ``[B, n, H or 1, …]``, nothing copied: one head after the other.
-
-    The heads of one problem whose tensors all have them are taken together.
-    """
+    """Views ``[problems, n, …]`` of tensors ``[B, n, H or 1, …]``: all heads of one problem together, or one by one."""
     heads = max(x.shape[2] for x in tensors)
     if heads > 1 and all(x.shape[0] == 1 and x.shape[2] == heads for x in tensors):
         yield tuple(x[0].transpose(0, 1) for x in tensors)
@@ -141,7 +142,7 @@ class Segments:
         batch: ``[N]`` int64, as given.
         sizes: ``[num_graphs]`` int64, rows of each graph.
         by_graph: ``[N]``: the rows, graph after graph.
-        layout: `rows`, `order`, `place` and `sizes` of each `Block`: compiled operators take tensors, not objects.
+        layout: `rows`, `order`, `place` and `sizes` of each `Block`.
         shapes: For each block its graphs, its nodes and its places that are no padding.
         largest: Rows of the largest graph.
 

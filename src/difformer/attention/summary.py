@@ -128,10 +128,9 @@ class Pairs:
     diffusivity: Diffusivity
 
     def answer(self, q: Tensor) -> Tensor:
-        inputs = [x for block in self.blocks for x in block if x is not None]
-        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *inputs))
-        wide = q.to(working_dtype(q.dtype))
-        whole = tracked or torch.compiler.is_exporting()
+        inputs = (q, *(x for block in self.blocks for x in block if x is not None))
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        whole, wide = tracked or torch.compiler.is_exporting(), q.to(working_dtype(q.dtype))
         return (self._whole(wide) if whole else self._streamed(wide)).to(q.dtype)
 
     def _moved(self, block: tuple[Tensor, Tensor, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,11 +233,7 @@ def summarise(
 
 
 def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: float | None = None) -> Summary:
-    """A summary from what `Summary.state` gave.
-
-    Raises:
-        ValueError: If the tensors are not those of a summary.
-    """
+    """A summary from what `Summary.state` gave; a ValueError if the tensors are not those of a summary."""
     names = sorted(state)
     if names == ["sums"]:
         return Sums(state["sums"])

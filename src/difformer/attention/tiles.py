@@ -35,7 +35,7 @@ from torch import Tensor
 from difformer.attention import reference
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Pullback, Score, find_score, working_dtype
-from difformer.attention.segments import Block, Segments, blocks
+from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks
 from difformer.free_memory import elements_at_a_time
 from difformer.shortcut import row_operator
 
@@ -175,9 +175,7 @@ def _results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
     return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype), q.new_empty((*q.shape[:3], 1), dtype=dtype)
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, shapes: Sequence[int], key: str
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes, key: str) -> tuple[Tensor, Tensor]:
     """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → output, and what backward needs of each row."""
     score, (out, total) = find_score(key), _results(q, k, v)
     q, k, v = _wide(score, q, k, v)
@@ -194,15 +192,7 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    total: Tensor,
-    layout: Tensor | None,
-    shapes: Sequence[int],
-    key: str,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, layout: Layout, shapes: Shapes, key: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     score, types = find_score(key), (q.dtype, k.dtype, v.dtype)
     grads = [torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v)]

@@ -193,10 +193,7 @@ class Stored:
     key_norm: Tensor | None = None
     sent: Tensor | None = None
     edges: Callable[[Tensor], Tensor] | None = None
-
-    @property
-    def has_edges(self) -> None:
-        return None
+    has_edges: ClassVar[None] = None
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.query_norm is None or self.key_norm is None:

@@ -95,7 +95,7 @@ class DIFFormerConv(nn.Module):
         self.graph_norm, self.qk_norm, self.backend, self.initialisation = graph_norm, qk_norm, backend, initialisation
         # A diffusivity that compares no pairs needs no queries and keys: they would only undergo weight decay.
         self.form = None if self.diffusivity is None else form_of(self.diffusivity)
-        self._score = None if self.diffusivity is None else score_key(self.diffusivity)
+        self._score: Any = None if self.diffusivity is None else score_key(self.diffusivity)
         infers = self.form not in (None, "identity", "constant")
         width = out_channels * num_heads
         self.query = linear_map(in_channels, width) if infers else None
@@ -188,7 +188,6 @@ class DIFFormerConv(nn.Module):
         else:
             q, k = self.queries_and_keys(z, context)
         # By the key of its score: older compilers cannot pass the object.
-        assert self._score is not None
         return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
 
     def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,13 +38,14 @@ class _Place:
 
     def __enter__(self) -> _Place:
         _keep_out_compilers()
-        self.outer, self.site = _current.set(self), self.start
+        self.outer, self.site = _current.place, self.start
+        _current.place = self
         _open.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         _open.remove(self)
-        _current.reset(self.outer)
+        _current.place = self.outer
 
     def threshold(self, p: float | Tensor) -> tuple[Tensor, Tensor] | tuple[int, float]:
         """The first int16 (-2^15 … 2^15 - 1) that keeps an entry, and 1 / (1 - p), with p to the nearest 2^-16."""
@@ -57,7 +58,11 @@ class _Place:
         return self._known[1]
 
 
-_current: ContextVar[_Place | None] = ContextVar("place", default=None)  # None: torch's own generator is used
+class _Current(threading.local):
+    place: _Place | None = None  # of this thread's forward pass; None if torch's own generator is used
+
+
+_current = _Current()
 _open: list[_Place] = []  # of all threads: a compiled model is compiled again once keys are used
 
 
@@ -104,7 +109,7 @@ def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None
 
 def replay() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Contexts for work done now and for the same work done again, with the same masks, as checkpoints need them."""
-    place = _current.get()
+    place = _current.place
     return nullcontext(), nullcontext() if place is None else _Place(place.key, place.rows, place.site)
 
 
@@ -135,7 +140,7 @@ def keyed_uniform(
 
 def next_mask(p: float, training: bool) -> MaskKey | None:
     """The key of the next mask, which counts as used; None if nothing is dropped or there is no `dropout_key`."""
-    place = _current.get()
+    place = _current.place
     if place is None or not training or p <= _NO_RATE:
         return None
     first, scale = place.threshold(p)
@@ -158,7 +163,7 @@ class LayerDropout(NamedTuple):
         if not self.training or self.rate <= _NO_RATE:
             self.apply(like)  # counts as one
             return None, 0.0
-        place = _current.get()
+        place = _current.place
         return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -181,7 +186,7 @@ def _at_place(work: Callable[..., Any], *given: Any) -> Any:
     """`work` at the place of this thread; None if it has none."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
-    place = _current.get()
+    place = _current.place
     return None if place is None else work(*given, place)
 
 

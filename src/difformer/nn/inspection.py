@@ -62,8 +62,8 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     if getattr(layer, "form", None) in (None, "identity"):
         return f"the formula, because {reason}"
     largest = z.shape[0] if structure.segments is None else structure.segments.largest
-    options = {"heads": layer.num_heads, "device": z.device, "dtype": z.dtype}
-    choice = explain(largest, layer.out_channels, diffusivity=layer.diffusivity, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"diffusivity": layer.diffusivity, "heads": layer.num_heads}
+    choice = explain(largest, layer.out_channels, device=z.device, dtype=z.dtype, **options)  # type: ignore[arg-type]
     return f"the formula, because {reason}; all pairs by {choice}"
 
 
@@ -167,9 +167,6 @@ def _holder_class(base: type[nn.Module]) -> type[nn.Module]:
                 "AttentionExplainer needs attention weights of edges, but DIFFormer attends to all pairs: use "
                 "GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs"
             )
-
-        def __repr__(self) -> str:
-            return "EdgeMask()"
 
     return EdgeMask
 

@@ -236,13 +236,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         description = json.loads(_existing(path).read_bytes().decode())
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise PretrainedError(f'{path}: not written by difformer (no "format": "{FORMAT}" in it)')
-        schema.check(description, {"format_version": int})
+        schema.check(description, {"format_version": int, "config": dict})
         if (version := description["format_version"]) > FORMAT_VERSION:
             raise PretrainedError(
                 f"{path}: written in format version {version}; this difformer reads up to {FORMAT_VERSION}: "
                 f"upgrade difformer"
             )
-        schema.check(description, {"config": dict})
     except PretrainedError:
         raise
     except (ValueError, RecursionError) as error:  # damaged JSON, text that is not UTF-8, or another schema

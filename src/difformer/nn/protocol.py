@@ -28,7 +28,7 @@ Batch = Tensor | Segments | None  # the graph of each row
 READOUTS = ("mean", "sum", "max")
 # The sum of squares of larger values overflows in a LayerNorm.
 LARGEST = {torch.float32: 1e15, torch.float64: 1e150}
-_SEEN: ResultCache[bool] = ResultCache()
+_LARGEST: ResultCache[float] = ResultCache()
 
 
 @runtime_checkable
@@ -106,17 +106,12 @@ def check_range(x: Features) -> None:
     limit = LARGEST.get(values.dtype)
     if limit is None or values.device.type != "cpu" or not is_eager(values) or values.is_inference():
         return
-
-    def check() -> bool:
-        largest = values.detach().abs().amax().item() if values.numel() else 0.0
-        if limit < largest < math.inf:  # infinities and NaN are seen in the outputs
-            raise UserError(
-                f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for; "
-                f"standardise the features"
-            )
-        return True
-
-    _SEEN.of(values, (), check)
+    largest = _LARGEST.of(values, (), lambda: values.detach().abs().amax().item() if values.numel() else 0.0)
+    if limit < largest < math.inf:  # infinities and NaN are seen in the outputs
+        raise UserError(
+            f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for; "
+            f"standardise the features"
+        )
 
 
 def check_finite(x: Features, name: str = "x") -> None:
