@@ -11,7 +11,7 @@ the next stack starts; a process that is killed loses the stack in progress. Tri
 
 Presets are written at the end, one per pair and protocol, to ``OUT/presets``:
 
-    difformer reproduce citation --presets OUT/presets --preset best --models difformer-s,off,gcn+ --runs-only
+    difformer reproduce citation --presets OUT/presets --preset common --models difformer-s,off,gcn+ --runs-only
     python -m benchmarks.add_presets OUT/presets/*.toml          # into the package
 """
 
@@ -444,7 +444,7 @@ def conclude(search: Search, out: Path) -> list[Path]:
             data = {"features": settings.pop("features")} if "features" in settings else {}
             variant = name if name == "authors" else None
             preset = Preset(
-                "best",
+                "common",
                 pair.model,
                 pair.dataset,
                 settings={**settings, **search.protocol["final"]},

@@ -21,16 +21,16 @@ RESULTS, PAGE, FIGURE = ROOT / "benchmarks" / "results.json", ROOT / "docs" / "s
 Row = dict[str, Any]
 TEXT = """# Speed and memory
 
-Measured on one {device} with torch {torch} ({dates}), in one process with the device to itself.
 `python -m benchmarks.speed_page` writes this page from `benchmarks/results.json`; the scripts that measure are
 `benchmarks/own_loop_gpu.py` and `benchmarks/scaling_curve.py`. Compare ratios: small graphs wait for Python, so times
 depend on the processor.
 
 ## One training step in your own loop
 
-Forward pass, backward pass and Adam, 64 channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all
-pairs; random graphs of the sizes named. *literal* is the model written down as formulas in PyTorch, as the authors'
-code has it. `tf32` means `torch.set_float32_matmul_precision("high")`.
+Measured on {loop_on}. Forward pass, backward pass and Adam, 64
+channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all pairs; random graphs of the sizes named.
+*literal* is the model written down as formulas in PyTorch, as the authors' code has it. `tf32` means
+`torch.set_float32_matmul_precision("high")`.
 
 {loop}
 
@@ -45,7 +45,8 @@ The built-in trainer records whole epochs as CUDA graphs and needs neither.
 
 ## Time and memory against the number of nodes
 
-One training step of three layers of 64 channels on a random graph of degree 20, float32. Systems are left out from the
+Measured on {curve_on}. One training step of three layers of 64 channels on a random graph of degree 20, float32;
+memory is what the step takes beside its inputs. Systems are left out from the
 size on at which a step would take more than three seconds. `checkpoint=True` recomputes layers in the backward pass.
 
 {curve}
@@ -71,7 +72,7 @@ def cell(row: Row | None) -> str:
     if "ms" not in row:
         return row["error"].split(":")[0]
     time = f"{row['ms']:.1f} ms" if row["ms"] < 1000 else f"{row['ms'] / 1000:.2f} s"
-    return time if row["gigabytes"] < 0.1 else f"{time}, {row['gigabytes']:.1f} GB"
+    return time if row.get("gigabytes", 0) < 0.1 else f"{time}, {row['gigabytes']:.1f} GB"
 
 
 def table(rows: Sequence[Row], down: str, across: str, first: str) -> list[str]:
@@ -85,18 +86,22 @@ def table(rows: Sequence[Row], down: str, across: str, first: str) -> list[str]:
     return lines
 
 
+def origin(rows: Sequence[Row]) -> str:
+    """Device, version and days of measurements."""
+    days = sorted({row["date"] for row in rows})
+    where = ", ".join(dict.fromkeys(f"one {row['device']} with torch {row['torch']}" for row in rows))
+    return f"{where} ({' to '.join(dict.fromkeys((days[0], days[-1])))})"
+
+
 def page(rows: Sequence[Row]) -> str:
     loop = [row for row in rows if row["benchmark"] == "own loop"]
     for row in loop:
         row["shown"] = row["column"] if row["precision"] == "float32" else f"{row['column']}, {row['precision']}"
     curve = [row for row in rows if row["benchmark"] == "scaling"]
-    device, torch_version = rows[-1]["device"], rows[-1]["torch"]
-    dates = sorted({row["date"] for row in rows})
     parts = {
-        "device": device,
-        "torch": torch_version,
-        "dates": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
+        "loop_on": origin(loop),
         "loop": "\n".join(table(loop, "case", "shown", "size")),
+        "curve_on": origin(curve),
         "curve": "\n".join(table(curve, "nodes", "system", "nodes")),
     }
     return TEXT.format(**parts)

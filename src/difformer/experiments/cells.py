@@ -24,8 +24,8 @@ from difformer.zoo import options_of
 
 UNTUNED, NO_TRAINING = "untuned", "no training"
 TUNED = "tuned"  # the name that `difformer tune` gives its preset
-OURS = ("public-code", "paper", "best")
-RIVALS = ("best", "paper")
+OURS = ("public-code", "paper", "best", "common")
+RIVALS = ("common", "best", "paper")
 
 
 @dataclass(frozen=True)

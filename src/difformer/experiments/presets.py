@@ -1,12 +1,13 @@
 """Presets: named hyper-parameters for a model on a data set, and where they come from.
 
-``presets.toml`` holds those of the package, under three names:
+``presets.toml`` holds those of the package, under four names:
 
 * ``"public-code"``: the values of the authors' public code, including its oddities.
 * ``"paper"``: tuned over the paper's own grid, under its protocol.
 * ``"best"``: tuned over a larger space, under the default protocol.
+* ``"common"``: tuned over the system's own space, with the same budget and protocol for every system.
 
-The last two record the search: validation score, number of trials, command. `difformer tune` writes a file with one
+The last three record the search: validation score, number of trials, command. `difformer tune` writes a file with one
 preset in the same form, for `difformer fit --preset FILE`. This module does not import torch: the command line reads
 presets before it knows whether it will train.
 """
@@ -26,8 +27,8 @@ from difformer.files import write_whole
 from difformer.schema import check
 from difformer.training import toml
 
-NAMES = ("paper", "public-code", "best")
-PREFERRED = ("best", "public-code", "paper")  # the order in which one of them is chosen
+NAMES = ("paper", "public-code", "best", "common")
+PREFERRED = ("best", "common", "public-code", "paper")  # the order in which one of them is chosen
 SHIPPED = Path(__file__).with_name("presets.toml")
 
 
@@ -35,7 +36,7 @@ SHIPPED = Path(__file__).with_name("presets.toml")
 class Preset:
     """Hyper-parameters with a name and an origin."""
 
-    name: str  #: ``"public-code"``, ``"paper"``, ``"best"``, or your own name
+    name: str  #: ``"public-code"``, ``"paper"``, ``"best"``, ``"common"``, or your own name
     model: str  #: model of the zoo
     dataset: str  #: data set that they were chosen on
     #: fields of the training configuration and options of the model, as ``--set`` takes them
