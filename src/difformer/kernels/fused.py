@@ -124,6 +124,8 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the program is inside torch.func, or has tensors of a class of their own"
     if conv.qk_norm == "row" and _on_gpu(conv, z):
         return None
+    if conv.form == "sigmoid":
+        return "diffusivity 'sigmoid' is fused on a GPU only"
     return None if _in_c(conv, z, _terms(conv, z, structure)[1]) else NOT_HERE
 
 
