@@ -121,7 +121,7 @@ def test_the_best_setting_at_full_length_becomes_a_preset_that_tables_run_with(t
     presets = read_presets(tmp_path / "presets")
     data = {one.key: one for one in citation.data}
     (choice,) = choices(citation, data["cora-authors"], gcn, presets)
-    assert (choice.name, choice.trials, choice.runs, choice.data) == ("best", 4, 2, {"features": "raw"})
+    assert (choice.name, choice.trials, choice.runs, choice.data) == ("common", 4, 2, {"features": "raw"})
     assert dict(choice.settings) == {"dropout": 0.1, **PROTOCOL["final"]}
     (other,) = choices(citation, data["cora-random"], gcn, presets)
     assert other == choices(citation, data["cora-random"], gcn, load_presets())[0]

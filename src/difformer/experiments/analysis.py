@@ -1,7 +1,8 @@
 """From the ledger to tables: pandas frames of runs and rows, published figures beside them, and paired comparisons.
 
 Means are over runs; deviations are sample standard deviations (n - 1). The best row of a role is the one with the best
-mean *validation* score; test scores are compared, never used to choose.
+mean *validation* score, among rows of the common protocol if there are any; test scores are compared, never used to
+choose.
 
 There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
 with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
@@ -226,9 +227,13 @@ class Section:
         return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
 
     def best(self, role: str) -> Row | None:
-        """The row of a role with the best mean validation score; None if none was run."""
-        rows = (row for row in self.rows if row.system.role == role and row.system.compared)
-        return max((row for row in rows if row.mean("valid") is not None), key=lambda row: row.rank, default=None)
+        """The row of a role with the best mean validation score; None if none was run.
+
+        Where rows were tuned under the common protocol, only these compete: others had other budgets and lengths.
+        """
+        rows = [row for row in self.rows if row.system.role == role and row.system.compared]
+        run = [row for row in rows if row.mean("valid") is not None]
+        return max([row for row in run if row.preset == "common"] or run, key=lambda row: row.rank, default=None)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
