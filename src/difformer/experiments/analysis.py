@@ -1,8 +1,8 @@
 """From the ledger to tables: pandas frames of runs and rows, published figures beside them, and paired comparisons.
 
 Means are over runs; deviations are sample standard deviations (n - 1). The best row of a role is the one with the best
-mean *validation* score, among rows of the common protocol if there are any; test scores are compared, never used to
-choose.
+mean *validation* score (of ours, among rows of the common protocol if there are any); test scores are compared, never
+used to choose.
 
 There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
 with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
@@ -229,11 +229,13 @@ class Section:
     def best(self, role: str) -> Row | None:
         """The row of a role with the best mean validation score; None if none was run.
 
-        Where rows were tuned under the common protocol, only these compete: others had other budgets and lengths.
+        Our rows compete among those tuned under the common protocol where there are any; rivals all compete, since not
+        every rival was tuned under it.
         """
         rows = [row for row in self.rows if row.system.role == role and row.system.compared]
         run = [row for row in rows if row.mean("valid") is not None]
-        return max([row for row in run if row.preset == "common"] or run, key=lambda row: row.rank, default=None)
+        common = [row for row in run if row.preset == "common" and role != "rival"]
+        return max(common or run, key=lambda row: row.rank, default=None)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
