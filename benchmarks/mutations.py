@@ -68,7 +68,7 @@ ROOMS = {
     "attention/polynomial.py": ["tests/attention"],
     "attention/tiles.py": ["tests/attention"],
     "kernels/gpu_layer.py": ["tests/kernels/test_gpu_layer.py"],
-    "kernels/row_kernels.py": ["tests/kernels/test_gpu_layer.py"],
+    "kernels/triton_rows.py": ["tests/kernels/test_gpu_layer.py"],
     "kernels/[!rt]*.py": KERNELS,
     "kernels/rows.py": KERNELS,
     "kernels/cpu/build.py": ["tests/kernels/test_build.py"],
@@ -83,7 +83,7 @@ ROOMS = {
     "training/study.py": ["tests/training/test_study.py", "tests/training/test_without_test.py"],
 }
 LEFT_OUT = ("tests/nn/test_compiled.py", "tests/kernels/test_gpu_kernels.py")  # minutes, or a GPU
-GPU_ONLY = ("kernels/gpu_layer.py", "kernels/row_kernels.py")
+GPU_ONLY = ("kernels/gpu_layer.py", "kernels/triton_rows.py")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,

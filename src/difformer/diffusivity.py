@@ -21,7 +21,6 @@ identity   none: self-loops only  0                            0
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 from collections.abc import Callable
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.errors import UserError
+from difformer.errors import UserError, or_near
 
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -350,10 +349,9 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
             ) from None
         return PARAMETRIC[name](value)
     if name not in DIFFUSIVITIES or parameter:
-        near = difflib.get_close_matches(name, [*DIFFUSIVITIES, *OWN], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near and not parameter else ""
+        hint = "." if parameter else or_near(name, [*DIFFUSIVITIES, *OWN])
         raise UserError(
-            f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join([*DIFFUSIVITIES, *OWN])}. Your own one is a "
+            f"unknown diffusivity {given!r}{hint} Known: {', '.join([*DIFFUSIVITIES, *OWN])}. Your own one is a "
             f"Diffusivity object, package.module:name, or a name that difformer.register_diffusivity has given it"
         )
     return DIFFUSIVITIES[name](channels)

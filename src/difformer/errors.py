@@ -35,10 +35,12 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"did you mean cora? "`` where a known name is close to `word` or begins with it; otherwise nothing.
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that was likely meant; None if there is none.
 
-    Names that only look a little alike are not suggested: ``customers`` is no misspelling of ``computers``.
+    It is close to `word`, begins with it, differs by one letter or the order of letters, has a word of its own that is
+    close (``hiden`` for ``hidden_channels``), or has these initials (``lr``). Names that only look a little alike are
+    not suggested: ``customers`` is no misspelling of ``computers``.
     """
     import difflib
 
@@ -47,7 +49,24 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = [typed] if typed in names else difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
     if not near and len(typed) >= 3:
         near = [name for name in names if name.startswith(typed) or _is_slip(typed, name)][:1]
-    return f"did you mean {names[near[0]]}? " if near else ""
+    if not near:
+        parts = {part: name for name in reversed(names) for part in name.split("_") if len(part) > 3 and "_" in name}
+        near = [parts[part] for part in difflib.get_close_matches(typed, parts, n=1)]
+    if not near and len(typed) > 1:
+        near = [name for name in names if "".join(part[:1] for part in name.split("_")) == typed]
+    return names[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"did you mean cora? "`` where `nearest` finds a name; otherwise nothing."""
+    found = nearest(word, known)
+    return "" if found is None else f"did you mean {found}? "
+
+
+def or_near(word: str, known: Iterable[str]) -> str:
+    """What follows ``"unknown model 'gccn'"``: ``"; did you mean 'gcn'?"``, or a full stop if no name is near."""
+    found = nearest(word, known)
+    return "." if found is None else f"; did you mean {found!r}?"
 
 
 def _is_slip(typed: str, name: str) -> bool:

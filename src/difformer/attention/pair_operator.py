@@ -26,7 +26,7 @@ from difformer.errors import UserError
 from difformer.shortcut import row_operator
 
 try:
-    from difformer.attention import pair_kernels as kernels
+    from difformer.attention import triton_pairs as kernels
 except ImportError:  # no Triton where there is no GPU
     kernels = None  # type: ignore[assignment]
 

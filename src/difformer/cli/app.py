@@ -99,7 +99,8 @@ def _setting(error: Any) -> str:
         return ""
     from difformer.cli.command import spelled
     from difformer.cli.inputs import DEFAULT_MODEL
-    from difformer.training.config import TrainConfig, nearest
+    from difformer.errors import nearest
+    from difformer.training.config import TrainConfig
     from difformer.zoo.model_registry import options_of
 
     settings = [*vars(TrainConfig()), *options_of(DEFAULT_MODEL)]

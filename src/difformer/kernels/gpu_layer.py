@@ -1,4 +1,4 @@
-r"""A whole layer as one node of the autograd graph, by the kernels of `row_kernels`: float32 on a GPU.
+r"""A whole layer as one node of the autograd graph, by the kernels of `triton_rows`: float32 on a GPU.
 
 .. math::
     Z^{+} = m ⊙ σ(\mathrm{LayerNorm}(a Z + b P + c \, S V + s Z^{(0)})),

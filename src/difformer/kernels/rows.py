@@ -26,9 +26,9 @@ from difformer.shortcut import is_eager, once_differentiated
 
 kernels: Any = None
 try:
-    from difformer.kernels import row_kernels
+    from difformer.kernels import triton_rows
 
-    kernels = row_kernels
+    kernels = triton_rows
 except ImportError:  # no Triton where there is no GPU
     pass
 # Whether a compiled kernel takes its constants as well, as it does since Triton 3.3.

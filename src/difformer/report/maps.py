@@ -33,6 +33,10 @@ from difformer.report.layers import Attention, LatentLayer, attention_of
 from difformer.training.model import in_units
 from difformer.training.run_folder import TaskSource
 
+# Ten colours that differ, also for most colour-blind people: Okabe and Ito's without black, olive, grey, purple, brown.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3B000", "#7F7F7F", "#8450CF", "#94562A",
+)  # fmt: skip
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points
 EDGES = 3_000

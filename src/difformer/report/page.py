@@ -103,7 +103,7 @@ def write_report(
         "attention_off": ATTENTION_OFF, "verdict": depth, "energies": energies, "explanations": explanations,
         "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly,
         "protocol": protocol_text(task.protocol, summary.metric), "css": _asset("page.css"), "js": _asset("page.js"),
-        "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": plots.COLOURS}),
+        "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": maps.COLOURS}),
     }  # fmt: skip
     content = environment.get_template("page.html").render(context).encode()
     path = folder.path / NAME if out is None else Path(out)

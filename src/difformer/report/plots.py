@@ -15,13 +15,10 @@ import numpy as np
 
 from difformer.report.gather import layer_names, rounded, shortened
 from difformer.report.layers import Attention, LayerEnergies
+from difformer.report.maps import COLOURS
 from difformer.report.quality import Calibration, Importance
 from difformer.training.run_folder import RunFolder
 
-# Ten colours that differ, also for most colour-blind people: Okabe and Ito's without black, olive, grey, purple, brown.
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3B000", "#7F7F7F", "#8450CF", "#94562A",
-)  # fmt: skip
 PART_LINES = {"train": (COLOURS[7], "dot"), "valid": (COLOURS[1], "dash"), "test": (COLOURS[0], "solid")}
 CURVE_POINTS = 300  # per seed
 SHOWN_COLUMNS = 20

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 
 PRECISIONS = ("float32", "bf16")
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -223,18 +222,7 @@ def _unknown_setting(name: str, model: str, options: Sequence[str]) -> str:
         free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
         return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
     known = f"Training takes {', '.join(_FIELDS)}; model {model!r} takes {', '.join(options)}"
-    return f"unknown setting {name!r}; {_hint(name, [*_FIELDS, *options])}{known}"
-
-
-def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The likely intended name: a similar one, one with a similar word, or one with these initials."""
-    if close := difflib.get_close_matches(name, known, n=1):
-        return close[0]
-    words = {word: full for full in reversed(known) for word in full.split("_") if len(word) > 3}
-    if close := difflib.get_close_matches(name, words, n=1):
-        return words[close[0]]
-    initials = ("".join(word[:1] for word in full.split("_")) for full in known)
-    return next((full for full, letters in zip(known, initials, strict=True) if letters == name), None)
+    return f"unknown setting {name!r}; {did_you_mean(name, [*_FIELDS, *options])}{known}"
 
 
 def _takes_a_name(setting: str, model: str) -> bool:
@@ -247,12 +235,8 @@ def _takes_a_name(setting: str, model: str) -> bool:
     return kinds.get(setting) == "str"
 
 
-def _hint(name: str, known: Sequence[str]) -> str:
-    return f"did you mean {near}? " if (near := nearest(name, known)) else ""
-
-
 def _check_names(names: Iterable[str]) -> None:
     known = [f.name for f in dataclasses.fields(TrainConfig)]
     if unknown := next((name for name in names if name not in known), None):
-        hint = _hint(unknown, known)
+        hint = did_you_mean(unknown, known)
         raise UserError(f"a training configuration has no field {unknown!r}; {hint}It has {', '.join(known)}")

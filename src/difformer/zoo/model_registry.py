@@ -7,7 +7,6 @@ have: then it is called with those of ``x``, ``edge_index``, ``edge_weight`` and
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments
-from difformer.errors import UserError, did_you_mean
+from difformer.errors import UserError, did_you_mean, nearest, or_near
 from difformer.graph import Graph
 from difformer.nn.protocol import Batch, Edges, Features, Weight
 from difformer.zoo.encoder import Encoder
@@ -136,14 +135,14 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
             return register_model(name, entry.load())
     if name in REMOVED:
         raise UserError(f"there is no model {name!r}: {REMOVED[name]}")
-    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-    # A prefix is often too short to be close to the whole name.
-    begun = [] if near else [known for known in MODELS if name and known.startswith(name.lower())]
-    hint = f"; did you mean {(near + begun)[0]!r}?" if near or begun else "."
+    near = nearest(name, MODELS)
+    begun = [
+        known for known in MODELS if near and name and near.startswith(name.lower()) and known.startswith(name.lower())
+    ]
     others = f" Other names with this prefix: {', '.join(begun[1:])}." if len(begun) > 1 else ""
     raise UserError(
-        f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
-        f"or a name that difformer.register_model has given it"
+        f"unknown model {name!r}{or_near(name, MODELS)}{others} Known: {', '.join(MODELS)}. Your own model is "
+        f"package.module:Class or a name that difformer.register_model has given it"
     )
 
 
@@ -210,9 +209,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             advice = "; use model 'difformer' to choose it" if name.startswith("difformer") else ""
             raise UserError(f"model {name!r} fixes {key}={fixed[key]!r}{advice}")
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise UserError(f"model {name!r} has no option {key!r}{hint} Its options: {', '.join(known)}")
+            raise UserError(
+                f"model {name!r} has no option {key!r}{or_near(key, known)} Its options: {', '.join(known)}"
+            )
 
 
 def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, E
 from difformer.diffusion.coupling.interface import Coupling, SparseCoupling
 from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, or_near
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -132,9 +131,7 @@ def make_coupling(name: str, *, graph: Graph | None = None, diffusivity: str | D
         ValueError: If the name is not known (the error names the nearest one), or if it needs a graph.
     """
     if name not in COUPLINGS:
-        near = difflib.get_close_matches(name, COUPLINGS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise UserError(f"unknown coupling {name!r}{hint} Known: {', '.join(COUPLINGS)}")
+        raise UserError(f"unknown coupling {name!r}{or_near(name, COUPLINGS)} Known: {', '.join(COUPLINGS)}")
     return COUPLINGS[name](graph, diffusivity)
 
 
