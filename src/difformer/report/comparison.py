@@ -9,7 +9,8 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
 
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
 where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. Wilcoxon's
-signed-rank test assumes no distribution. With more than two runs the p-values are Holm's: the k-th smallest of m is
+signed-rank test assumes no distribution. Differences that are all equal say nothing of their noise: then p is that of
+the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
 multiplied by m - k + 1, and none is smaller than the one before it.
 """
 
@@ -81,7 +82,9 @@ def paired(
 
     def p_value(deviation: float) -> float:
         """Two-sided, under Student's t with n - 1 degrees of freedom."""
-        return float(2 * stats.t.sf(abs(mean) / deviation, n - 1)) if deviation else float(mean == 0)
+        if deviation:
+            return float(2 * stats.t.sf(abs(mean) / deviation, n - 1))
+        return 1.0 if mean == 0 else 2 * 0.5**n
 
     plain = corrected = interval = None
     if n > 1:
