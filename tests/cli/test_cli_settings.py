@@ -2,8 +2,8 @@
 
 import pytest
 
+from difformer.errors import nearest
 from difformer.training import parse_settings
-from difformer.training.config import nearest
 
 
 def test_none_is_text_for_settings_that_take_names():

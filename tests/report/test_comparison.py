@@ -98,7 +98,7 @@ def test_ranks_are_scipys_and_lower_can_be_better():
 
 @pytest.mark.parametrize(("pairs", "p"), [(2, 0.5), (5, 0.0625)])
 def test_equal_differences_are_judged_by_the_sign_test(pairs, p):
-    first = {(seed, "a"): 0.5 + seed / 8 for seed in range(pairs)}
+    first = {(seed, f"split {seed}"): 0.5 + seed / 8 for seed in range(pairs)}
     other = {key: score + 0.25 for key, score in first.items()}
     one = paired(first, other, name="other", test_to_train=0.1, higher=True)
     assert (one.t_test, one.corrected) == (p, p)

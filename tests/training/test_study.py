@@ -386,3 +386,13 @@ def test_a_trial_says_how_long_it_took(iris, tmp_path):
     took = time.perf_counter() - started
     assert all(trial.seconds > 0 for trial in found.trials)
     assert sum(trial.seconds for trial in found.trials) <= took
+
+
+def test_the_first_trial_has_the_defaults_also_of_what_the_space_fixes():
+    space = default_space("nodes", observed=True, model="difformer-s")
+    assert space.fixed["transform"] is False
+    question = Question("difformer-s", space)
+    assert question.config(question.defaults()).options["transform"] is True
+    assert question.config(question.planned(2)[1]).options["transform"] is False
+    held = Question("difformer-s", space.with_fixed({"transform": False}))
+    assert held.config(held.defaults()).options["transform"] is False

@@ -106,7 +106,7 @@ def _origin(request: Request, source: TaskSource | None) -> list[str]:
     preset = request.preset
     assert preset is not None
     lines = [f"preset: {preset.describe()}"]
-    lines += [f"found by: {preset.command}"] if preset.command else []
+    lines += [f"found by: {preset.found_by}"] if preset.command else []
     lines += [f"note: {preset.note}"] if preset.note else []
     if request.dataset is not None and preset.dataset != request.dataset:
         lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")

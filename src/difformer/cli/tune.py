@@ -106,12 +106,19 @@ def _question(
     task: Task, source: TaskSource, model: str, axes: list[str] | None, held: list[str], **about: Any
 ) -> Question:
     """The default space of task and model, narrowed or widened by what the command line says."""
+    from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
     from difformer.training.spaces import default_space
     from difformer.training.study import Question
     from difformer.zoo import find, options_of
 
-    known, published = [*TrainConfig().to_dict(), *options_of(model)], find(model).published.get(task.name)
+    known = [*TrainConfig().to_dict(), *options_of(model)]
+    published = [find(model).published.get(task.name, {})]
+    published += [
+        one.settings
+        for one in load_presets()
+        if (one.name, one.model, one.dataset, one.variant) == ("public-code", model, source.name, None)
+    ]
     of_task: dict[str, Any] = {"own": source.name is None, "observed": task.edge_index is not None}
     found = default_space(task.kind, model=model, rows=task.num_nodes, **of_task).only(known)
     named = {
@@ -121,8 +128,8 @@ def _question(
     fixed = read_settings(held, model)
     if both := sorted(named.keys() & fixed.keys()):
         raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
-    first = ({key: value for key, value in published.items() if key not in fixed},) if published else ()
-    return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
+    first = [{key: value for key, value in one.items() if key not in fixed} for one in published]
+    return Question(model, found.with_axes(named).with_fixed(fixed), first=tuple(one for one in first if one), **about)
 
 
 def _tell(trial: Trial, output: Output, several: bool) -> None:

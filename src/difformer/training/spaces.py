@@ -32,7 +32,7 @@ class Space:
     axes: Mapping[str, tuple[Any, ...]]  # values of each setting that competes
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that stay the same
     source: str = ""  # where it comes from
-    difformer: Mapping[str, Any] = field(default_factory=dict)  # fixed for the paper's encoders, not for other systems
+    difformer: Mapping[str, Any] = field(default_factory=dict)  # fixed for the paper's encoders after the first trial
 
     def __post_init__(self) -> None:
         for key, values in self.axes.items():
@@ -71,7 +71,12 @@ class Space:
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
         """The same space with some settings held; what is fixed no longer competes."""
-        return replace(self, axes=_without(self.axes, settings), fixed={**self.fixed, **settings})
+        return replace(
+            self,
+            axes=_without(self.axes, settings),
+            fixed={**self.fixed, **settings},
+            difformer=_without(self.difformer, settings),
+        )
 
     def only(self, known: Sequence[str]) -> Space:
         """The same space without settings that are not `known`."""
@@ -113,7 +118,7 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False, r
         graph = () if observed else ("graph_weight", "graph_norm")
         space = spaces["own"].only([key for key in ("learning_rate", "weight_decay", *options) if key not in graph])
     elif info.group == "difformer":
-        space = space.with_fixed(space.difformer)
+        space = replace(space.with_fixed(space.difformer), difformer=space.difformer)
     elif one_graph and info.space:
         source = f"the space of its authors ({info.paper})" if info.paper else "the space of the catalogue"
         return Space(model, axes=dict(info.space), fixed=space.fixed, source=source)

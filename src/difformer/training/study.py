@@ -101,7 +101,8 @@ class Question:
         A longer list continues a shorter one. It ends earlier if the space has no more points.
         """
         known = {**TrainConfig().to_dict(), **options_of(self.model)}
-        found = [{key: known[key] for key in self.space.axes if key in known}]
+        free = [*self.space.axes, *(key for key in self.space.difformer if key in self.space.fixed)]
+        found = [{key: known[key] for key in free if key in known}]
         for given in self.first:
             point = {key: value for key, value in given.items() if key in known and key != "options"}
             if point and point not in found:
