@@ -46,8 +46,9 @@ The built-in trainer records whole epochs as CUDA graphs and needs neither.
 ## Time and memory against the number of nodes
 
 Measured on {curve_on}. One training step of three layers of 64 channels on a random graph of degree 20, float32;
-memory is what the step takes beside its inputs. Systems are left out from the
-size on at which a step would take more than three seconds. `checkpoint=True` recomputes layers in the backward pass.
+memory is what the step takes beside its inputs. DIFFormer-a is
+left out where a step would take more than six seconds, and a million nodes were measured for DIFFormer-s alone.
+`checkpoint=True` recomputes layers in the backward pass.
 
 {curve}
 
