@@ -115,8 +115,6 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
     if z.dtype != torch.float32:
         return f"precision is {z.dtype}"
     if torch.is_autocast_enabled(z.device.type):
-        if conv.form != "simple":
-            return "precision is mixed"
         # A few products in float32 take less time than the many passes of the formula in mixed precision.
         with torch.autocast(z.device.type, enabled=False):
             return why_not_fused(conv, z, structure)
