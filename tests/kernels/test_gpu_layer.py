@@ -453,6 +453,18 @@ def test_programs_that_are_recorded_or_transformed_take_the_formula(edges, calls
     assert len(calls) == 4
 
 
+@with_kernels
+def test_transforms_of_the_source_or_a_norm_alone_take_the_formula(calls):
+    layer, z, source = DIFFormerConv(16, 16).to(DEVICE), *torch.randn(2, 30, 16, device=DEVICE)
+    wanted = layer(z, source=source)
+    stacked = torch.vmap(lambda s: layer(z, source=s))(source.expand(2, -1, -1))
+    torch.testing.assert_close(stacked[1], wanted, rtol=1e-4, atol=1e-5)
+    model, x = model_of(16).to(DEVICE), torch.randn(30, 4, device=DEVICE)
+    weight, wanted = model.norms[0].weight, model(x)
+    run = lambda w: torch.func.functional_call(model, {"norms.0.weight": w}, (x,))
+    torch.testing.assert_close(torch.vmap(run)(weight.expand(2, -1))[1], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_kernels_that_cannot_be_compiled_are_not_used(calls, monkeypatch):
     def fail(*_):
         raise RuntimeError("Failed to find C compiler")

@@ -20,9 +20,10 @@ def split(X, OUT, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """Writes the parts of ``X [count]`` to ``OUT [PARTS, count]``."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rest = tl.load(X + place, place < count, 0.0)
-    for part in tl.static_range(PARTS):
+    for _ in tl.static_range(PARTS):
         found = rest.to(OUT.dtype.element_ty)
-        tl.store(OUT + part * count + place, found, place < count)
+        tl.store(OUT + place, found, place < count)
+        OUT += count  # part * count may exceed 32 bits
         rest -= found.to(tl.float32)
 
 
@@ -51,7 +52,7 @@ def _load(X, step, rows, inside, c, C, TURNED: tl.constexpr, PARTS: tl.constexpr
     if PARTS > 1:
         second = tl.load(X + step + place, there, 0.0)
     if PARTS > 2:
-        third = tl.load(X + 2 * step + place, there, 0.0)
+        third = tl.load(X + step + step + place, there, 0.0)  # 2 * step may exceed 32 bits
     return first, second, third
 
 

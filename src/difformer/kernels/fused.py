@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer._compat import has_global_hooks, is_forward_mode, is_traced
+from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_transforming
 from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
 from difformer.kernels.gpu_layer import GPULayer
@@ -189,13 +189,16 @@ def fused_layer(
     options = (conv.form == "sigmoid", parts.get("key") is None, parts.get("value") is not None, conv.qk_norm)
     tail = Tail(None if found is None else found.eps, relu)
     parameters = _parameters(conv)
-    if _in_c(conv, z, matrix, *scales, *(() if source is None else (source,))):
+    others = scales if source is None else (*scales, source)
+    if _in_c(conv, z, matrix, *others):
         key = None if dropout is None else dropout.key()
         edges = _identity(z.shape[0]) if matrix is None and weights.observed else matrix
         plan = Plan(weights, edges, tail._replace(mask=key), *options)
         out = cpu.layer.fused_layer(z, source, found, plan, parameters)
         return out if dropout is None or key is not None else dropout.apply(out)
-    if conv.qk_norm != "row" or not _on_gpu(conv, z, *scales) or (source is not None and source.dtype is not z.dtype):
+    if conv.qk_norm != "row" or is_transforming() or not is_eager(*others) or not _on_gpu(conv, z, *scales):
+        return None
+    if source is not None and (source.dtype is not z.dtype or source.device != z.device):
         return None
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
     plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
