@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_transforming
+from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
 from difformer.kernels.cpu.passes import serves
 from difformer.kernels.gpu_layer import GPULayer
@@ -196,7 +196,7 @@ def fused_layer(
         plan = Plan(weights, edges, tail._replace(mask=key), *options)
         out = cpu.layer.fused_layer(z, source, found, plan, parameters)
         return out if dropout is None or key is not None else dropout.apply(out)
-    if conv.qk_norm != "row" or is_transforming() or not is_eager(*others) or not _on_gpu(conv, z, *scales):
+    if conv.qk_norm != "row" or not is_eager(*others) or not _on_gpu(conv, z, *scales):
         return None
     if source is not None and (source.dtype is not z.dtype or source.device != z.device):
         return None
