@@ -96,7 +96,7 @@ def _forward(
     `ranges` ``[3, N]`` int32 says where each row's graph begins and ends and which it is; None stands for one graph.
     """
     (problems, n, d), c = q.shape, v.shape[-1]
-    out, total = torch.empty_like(v), torch.empty(problems, n, dtype=torch.float32, device=q.device)
+    out, total = v.new_empty(v.shape), torch.empty(problems, n, dtype=torch.float32, device=q.device)
     bm, bn, warps, stages = _tiles(0, d, c, parts)
     kernels._forward[(-(-n // bm), problems)](
         _split(q, parts), _split(k, parts), _split(v, parts), out, total, *_looked_up(ranges, q), n, d, c, least,
@@ -124,7 +124,7 @@ def _backward(
     # A total that was clamped does not depend on q and k.
     floor = least * (n if ranges is None else ranges[1] - ranges[0])
     const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)  # in order, whatever the inputs are
     factors = [_split(x, parts) for x in (q, k, v, scaled.to(v.dtype))]
     shared = (*_looked_up(ranges, q), n, d, c, *_strides(q, v))
     options = {"FORM": form, "PARTS": parts, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c)}
