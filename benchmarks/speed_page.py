@@ -37,6 +37,10 @@ channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all 
 Small graphs wait for Python. Two lines remove most of that wait:
 
 ```python
+import torch
+from difformer import DIFFormer
+
+model = DIFFormer(16, 64, 4)
 fast = torch.compile(model, mode="reduce-overhead")              # call fast(x, edge_index) in the loop
 optimizer = torch.optim.Adam(model.parameters(), fused=True)     # one kernel for all parameters
 ```
