@@ -30,7 +30,8 @@ depend on the processor.
 Measured on {loop_on}. Forward pass, backward pass and Adam, 64
 channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all pairs; random graphs of the sizes named.
 *literal* is the model written down as formulas in PyTorch, as the authors' code has it. `tf32` means
-`torch.set_float32_matmul_precision("high")`.
+`torch.set_float32_matmul_precision("high")`. The compiled columns were measured in a run of their own, so compare them
+with the others only roughly.
 
 {loop}
 

@@ -36,7 +36,7 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that was likely meant; None if there is none.
+    """The known name that was likely meant, or None.
 
     It is close to `word`, begins with it, differs by one letter or the order of letters, has a word of its own that is
     close (``hiden`` for ``hidden_channels``), or has these initials (``lr``). Names that only look a little alike are

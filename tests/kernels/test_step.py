@@ -1,4 +1,4 @@
-"""The short ways of a step against the long one: outputs and every gradient."""
+"""One step of a layer: clamped totals, trained edge weights, transforms, frozen maps and what is refused."""
 
 import pytest
 import torch

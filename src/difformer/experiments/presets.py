@@ -148,7 +148,7 @@ def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; an error that names the file if it is none."""
+    """The tables of a TOML file; the error names the file if it is not TOML."""
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

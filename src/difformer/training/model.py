@@ -80,7 +80,7 @@ def _in_units(model: Any, inputs: Any, outputs: Tensor) -> Tensor:
 
 
 def hook(model: nn.Module, name: str) -> Any:
-    """An optional method of a model, also of one that is wrapped for graph-level tasks; None if there is none.
+    """An optional method of a model, also of one that is wrapped for graph-level tasks, or None.
 
     There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
     called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on
