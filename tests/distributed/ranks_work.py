@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from difformer.distributed.graph_partition import cut
-from difformer.distributed.process_group import sum_gradients
 from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
@@ -35,7 +34,7 @@ def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
         out = model(x, context=shard.rows)
         loss = total(out[rows], shard.y[rows]) / count.item()
         loss.backward()
-        sum_gradients(model.parameters(), ranks)
+        ranks.sum_gradients(model.parameters())
     grads = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     whole = ranks.sum_(loss.detach().double().reshape(1), "metrics")
     return {
@@ -93,11 +92,10 @@ def parts_read(ranks, path):
 
 def measured(ranks, metric, outputs, targets, assignment):
     """A metric of rows that are spread over ranks."""
-    from difformer.distributed.rank_trainer import measure
     from difformer.training.metrics import find_metric
 
     own = assignment == ranks.rank
-    return measure(find_metric(metric), outputs[own], targets[own], ranks)
+    return float(ranks.score(find_metric(metric), outputs[own], targets[own]))
 
 
 def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):

@@ -159,3 +159,34 @@ def test_a_gpu_with_nccl(call, tmp_path):
     call("fit", "parts", "--out", "cpu", "--device", "cpu", *words)
     mine, theirs = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("gpu", "cpu"))
     assert mine["results"][0]["loss"] == pytest.approx(theirs["results"][0]["loss"], rel=1e-3)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_of_a_group_end_with_it(tmp_path):
+    """Threads that outlive the group can abort the process when the interpreter ends."""
+    program = tmp_path / "rank.py"
+    program.write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from difformer.distributed.process_group import join\n"
+        "def threads():\n"
+        "    return {(task / 'comm').read_text().strip() for task in Path('/proc/self/task').iterdir()}\n"
+        "with join('cpu') as ranks:\n"
+        "    import torch.distributed.nn.functional  # as libraries do while a group exists\n"
+        "    sent = ranks.exchange(torch.ones(2), [1, 1], [1, 1], 'plan')\n"
+        "    sent.wait()\n"
+        "    inside = threads()\n"
+        "print('inside' if any('gloo' in name for name in inside) else '', *threads())\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "--master-port", str(free_port()), str(program)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("inside") and "gloo" not in line.removeprefix("inside") for line in lines), lines

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from difformer.data import Split, Task
-from difformer.data.errors import DataError
+from difformer.distributed import partition_folder
 from difformer.distributed.graph_partition import cut, partition, quality
 from difformer.distributed.partition_folder import Partition, write_partition
+from difformer.errors import DataError
 
 METHODS = ["stream", "metis"] if importlib.util.find_spec("pymetis") else ["stream"]
 
@@ -123,12 +124,17 @@ def test_a_folder_is_new_whole_and_readable(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["parts"]  # nothing half-made beside it
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
-    def full(number):
-        raise OSError("no room")
+def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
+    write = partition_folder.save_file
 
+    def full(tensors, path, metadata):
+        if metadata["part"] == "1":
+            raise OSError("no room")
+        write(tensors, path, metadata)
+
+    monkeypatch.setattr(partition_folder, "save_file", full)
     with pytest.raises(OSError, match="no room"):
-        write_partition(small(), tmp_path / "parts", 2, on_part=full)
+        write_partition(small(), tmp_path / "parts", 2)
     assert not list(tmp_path.iterdir())
 
 

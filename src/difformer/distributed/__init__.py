@@ -14,17 +14,30 @@ Nothing is imported before it is asked for: whether this process is one of sever
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from difformer._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from difformer.distributed.graph_partition import partition as partition
+    from difformer.distributed.graph_partition import quality as quality
+    from difformer.distributed.partition_folder import Partition as Partition
+    from difformer.distributed.partition_folder import write_partition as write_partition
+    from difformer.distributed.process_group import Ranks as Ranks
+    from difformer.distributed.process_group import join as join
+    from difformer.distributed.rank_runs import fit_seeds as fit_seeds
+    from difformer.distributed.rank_runs import fit_sharded as fit_sharded
+    from difformer.distributed.rank_runs import resume_sharded as resume_sharded
+    from difformer.distributed.watch import RankLostError as RankLostError
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "graph_partition": "partition quality",
         "partition_folder": "Partition write_partition",
-        "watch": "RankLostError",
         "process_group": "Ranks join",
         "rank_runs": "fit_seeds fit_sharded resume_sharded",
-        "graph_partition": "partition quality",
+        "watch": "RankLostError",
     },
 )
 

@@ -33,9 +33,8 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from difformer.data import Task
-from difformer.data.errors import require
 from difformer.data.sparse_features import take_rows
-from difformer.errors import UserError
+from difformer.errors import UserError, require
 
 METHODS = ("auto", "metis", "stream")
 SLACK = 0.03
@@ -178,10 +177,9 @@ class Part:
 
     def nothing(self) -> Part:
         """A part without nodes, for a rank that gets no part."""
-        weight, splits = self.edge_weight, tuple((NONE, NONE, NONE) for _ in self.splits)
-        return Part(
-            NONE, take_rows(self.x, NONE), self.y[:0], splits, edge_weight=None if weight is None else weight[:0]
-        )
+        splits, weight = ((NONE, NONE, NONE),) * len(self.splits), self.edge_weight
+        weight = None if weight is None else weight[:0]
+        return Part(NONE, take_rows(self.x, NONE), self.y[:0], splits, edge_weight=weight)
 
 
 def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:

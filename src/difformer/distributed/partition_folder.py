@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from difformer.data import Preprocessing, Split, Task
-from difformer.data.errors import DataError
 from difformer.data.sparse_features import csr
 from difformer.distributed.graph_partition import NONE, Part, Quality, cut, partition, quality
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 from difformer.files import whole_folder
 from difformer.schema import check
 
@@ -56,7 +55,6 @@ def write_partition(
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
     assignment: Tensor | None = None,
-    on_part: Callable[[int], None] | None = None,
 ) -> Partition:
     """Cuts a task into parts and writes them.
 
@@ -68,7 +66,6 @@ def write_partition(
         seed: Of the partitioner.
         source: Where the task comes from, as in a run folder, so that a run can be used without this folder.
         assignment: ``[N]`` part of each node, instead of running a partitioner.
-        on_part: Called with the number of every part that was written.
 
     Raises:
         UserError: If the task does not consist of nodes.
@@ -77,10 +74,8 @@ def write_partition(
     path = Path(path)
     task.check_finite()
     if task.kind != "nodes":
-        raise UserError(
-            f"task {task.name!r} is of kind {task.kind!r}: only nodes are cut into parts; batches of graphs are spread "
-            f"over ranks without it (torchrun … -m difformer fit {task.name})"
-        )
+        advice = f"batches of graphs are spread over ranks without it (torchrun … -m difformer fit {task.name})"
+        raise UserError(f"task {task.name!r} is of kind {task.kind!r}: only nodes are cut into parts; {advice}")
     if path.exists():
         raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another folder")
     edges = task.edge_index
@@ -116,9 +111,7 @@ def write_partition(
     with whole_folder(path) as new:
         for number, part in enumerate(cut(task, assignment, parts)):
             marks = {"partition": identity, "part": str(number)}
-            _write(part, new / _file(number), marks, graph=edges is not None)
-            if on_part is not None:
-                on_part(number)
+            save_file(_tensors(part, graph=edges is not None), new / _file(number), metadata=marks)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return Partition.open(path)
 
@@ -137,7 +130,7 @@ def _file(number: int) -> str:
     return f"part-{number:05d}.safetensors"
 
 
-def _write(part: Part, path: Path, metadata: dict[str, str], *, graph: bool) -> None:
+def _tensors(part: Part, *, graph: bool) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {"nodes": part.nodes, "y": part.y}
     if part.x.layout == torch.strided:
         tensors["x"] = part.x
@@ -153,7 +146,7 @@ def _write(part: Part, path: Path, metadata: dict[str, str], *, graph: bool) -> 
     if part.names:
         text = json.dumps(part.names, ensure_ascii=False).encode()
         tensors["names"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
 
 _FORM: dict[str, Any] = {
@@ -200,21 +193,19 @@ class _Tensors:
         if not bool(fine):
             raise DataError(f"{name} {problem}; the file is damaged: partition the task again", path=self.path)
 
-    def take(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None, *, finite: bool = True
+    ) -> Tensor:
         self.check(name, name in self.found, "is missing")
         value = self.found[name]
         self.check(name, shape in (None, tuple(value.shape)), f"has shape {tuple(value.shape)}, expected {shape}")
         self.check(name, dtype in (None, value.dtype), f"has type {value.dtype}, expected {dtype}")
-        return value
-
-    def finite(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
-        value = self.take(name, shape, dtype)
-        self.check(name, value.isfinite().all(), "has values that are not finite")
+        self.check(name, not finite or value.isfinite().all(), "has values that are not finite")
         return value
 
     def index(self, name: str, size: int | None, below: int | None = None) -> Tensor:
         """Whole numbers in 0 … below - 1."""
-        value = self.take(name, None if size is None else (size,))
+        value = self.take(name, None if size is None else (size,), finite=False)
         whole = value.ndim == 1 and value.dtype in (torch.int32, torch.int64)
         self.check(name, whole, f"is no list of whole numbers: {value.dtype}, shape {tuple(value.shape)}")
         value = value.long()
@@ -243,7 +234,7 @@ class _Tensors:
 
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """``[rows, columns]``, with every invariant of the format checked."""
-        values = self.finite("x.values", None, dtype)
+        values = self.take("x.values", None, dtype)
         column = self.index("x.col", values.numel(), columns)
         crow = self.index("x.crow", rows + 1, values.numel() + 1)
         counts = int(crow[0]) == 0 and int(crow[-1]) == values.numel() and bool((crow.diff() >= 0).all())
@@ -339,8 +330,8 @@ class Partition:
         nodes = given.index("nodes", n, self.num_nodes)
         given.check("nodes", (nodes.diff() > 0).all(), "does not ascend")
         columns, dtype, outputs = about["num_features"], DTYPES[layout["x"]], about["num_outputs"]
-        x = given.csr(n, columns, dtype) if layout["sparse"] else given.finite("x", (n, columns), dtype)
-        y = given.take("y", (n, *layout["columns"]), DTYPES[layout["y"]])
+        x = given.csr(n, columns, dtype) if layout["sparse"] else given.take("x", (n, columns), dtype)
+        y = given.take("y", (n, *layout["columns"]), DTYPES[layout["y"]], finite=False)
         known = y.is_floating_point() or not y.numel() or -1 <= int(y.min()) <= int(y.max()) < outputs
         given.check("y", known, f"has classes outside -1 … {outputs - 1}")
         splits = tuple(given.split(i, name, n) for i, name in enumerate(about["splits"]))
@@ -353,7 +344,7 @@ class Partition:
         given.check("halo_row", inside, "has rows that the other parts do not have")
         target = given.index("target", None, n)
         source = given.index("source", target.numel(), n + halo_part.numel())
-        weight = given.finite("edge_weight", (target.numel(),)) if layout["weighted"] else None
+        weight = given.take("edge_weight", (target.numel(),)) if layout["weighted"] else None
         return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row, names)
 
     def shard(self, ranks: Ranks) -> Shard:

@@ -33,6 +33,7 @@ every rank holds a copy of, are sums over ranks for the same reason.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,12 +43,17 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Imported after a group was made, this module would keep it in the defaults of its functions: its threads would then
+# run until the interpreter ends, and may abort the process there.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 
 import difformer
 from difformer import distributed
 from difformer.distributed.watch import Watch, naming_the_dead
 from difformer.errors import UserError
+from difformer.training.metrics import Metric
 
 # A rank may compute for a long time; whether it is still alive is the job of the watch.
 PATIENCE = timedelta(days=30)
@@ -75,21 +81,20 @@ class Traffic:
                 found[kind] = count - before[kind]
 
 
+@dataclass
 class Exchange:
     """Rows on their way; what is sent must stay alive until it has been."""
 
-    def __init__(self, ranks: Ranks, kept: Tensor, came: Tensor, start: Callable[[], Any] | None) -> None:
-        self.ranks, self.kept, self.came, self.works = ranks, kept, came, []
-        if start is not None:
-            with naming_the_dead(ranks.watch):
-                works = start()
-            self.works = works if isinstance(works, list) else [works]
+    ranks: Ranks
+    kept: Tensor
+    came: Tensor
+    works: list[Any] = field(default_factory=list)
 
     def wait(self) -> Tensor:
         """What came."""
         with naming_the_dead(self.ranks.watch):
-            for work in self.works:
-                work.wait()
+            while self.works:  # a finished one would keep the group's threads alive until the interpreter ends
+                self.works.pop().wait()
         return self.came
 
 
@@ -136,13 +141,11 @@ class Ranks:
         came = x.new_empty((sum(takes), *x.shape[1:]))
         self.traffic.add(kind, x[:1].nbytes * (sum(sends) - sends[self.rank]))
         if self.size == 1:
-            return Exchange(self, x, came.copy_(x), None)
+            return Exchange(self, x, came.copy_(x))
         kept = x.contiguous()
-
-        def start() -> Any:
-            return dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
-
-        return Exchange(self, kept, came, start)
+        with naming_the_dead(self.watch):
+            work = dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
+        return Exchange(self, kept, came, [work])
 
     def gather(self, x: Tensor, kind: str = "metrics") -> Tensor:
         """``[P, …]``: the `x` of every rank, all of one shape, on every rank."""
@@ -171,8 +174,7 @@ class Ranks:
 
     def first_does(self, work: Callable[[], Result]) -> Result:
         """The result of rank 0, on every rank; an error there is raised on every rank."""
-        found: Any = None
-        failed: Any = None
+        found, failed = None, None
         if self.first:
             try:
                 found = work()
@@ -211,16 +213,32 @@ class Ranks:
                 said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in others.items())
                 differences.append(f"{name} is {first} on rank 0 and {said}")
         if differences:
-            raise common(
-                UserError(
-                    f"the ranks were not started alike: {'; '.join(differences)}. Start every rank with the same "
-                    f"command, data files and versions"
-                )
-            )
+            advice = "Start every rank with the same command, data files and versions"
+            raise common(UserError(f"the ranks were not started alike: {'; '.join(differences)}. {advice}"))
 
     def wait_for_all(self) -> None:
         """Waits until every rank has reached this point."""
         self.any(False)
+
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Gradients of replicated parameters become those of the whole loss, in one message."""
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not grads or self.size == 1:
+            return
+        flat = self.sum_(torch.cat([grad.reshape(-1) for grad in grads]), "gradients")
+        for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(summed.view_as(grad))
+
+    def score(self, metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The metric of the rows of all ranks, the same number on every rank; NaN if nothing is labelled."""
+        broken = outputs.new_tensor([float(outputs.isnan().any()), targets.shape[0]], dtype=torch.float64)
+        if self.sum_(broken, "metrics")[0] > 0 or broken[1] == 0:
+            return outputs.new_tensor(math.nan)
+        if metric.adds:
+            return metric.finish(self.sum_(metric.counts(outputs, targets), "metrics"))
+        whole: Any = [self.gather_rows(part.contiguous(), "metrics") for part in (outputs, targets)]
+        return outputs.new_tensor(self.first_does(lambda: float(metric(*whole))), dtype=torch.float64)
 
 
 def common(error: Any) -> Any:
@@ -252,17 +270,6 @@ class _AllReduce(torch.autograd.Function):
 def all_reduce(x: Tensor, ranks: Ranks, kind: str = "sums") -> Tensor:
     """Σ over ranks of `x`, on every rank; every rank must differentiate it, or none."""
     return _AllReduce.apply(x, ranks, kind)
-
-
-@torch.no_grad()
-def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
-    """Gradients of replicated parameters become those of the whole loss, in one message."""
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not grads or ranks.size == 1:
-        return
-    flat = ranks.sum_(torch.cat([grad.reshape(-1) for grad in grads]), "gradients")
-    for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(summed.view_as(grad))
 
 
 @contextmanager
@@ -307,7 +314,7 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
 def _device(device: str, local_rank: int, local_size: int) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        return torch.device("cuda", local_rank) if count >= local_size else torch.device("cpu")
+        device = "cuda" if count >= local_size else "cpu"
     if device == "cpu":
         return torch.device("cpu")
     if device == "cuda" and local_rank < count:

@@ -28,24 +28,17 @@ from difformer.data import Split, Task
 from difformer.distributed.graph_partition import NONE
 from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks, common
-from difformer.distributed.rank_trainer import (
-    GraphsTrainer,
-    RanksTrainer,
-    ShardedTrainer,
-    check_config,
-    shares_batches,
-)
+from difformer.distributed.rank_trainer import check_config, graphs_trainer, sharded_trainer, shares_batches
 from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.files import RunFolderError, read_json, write_bytes, write_json
-from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
+from difformer.training.callbacks import Callback, stop_requests
 from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
-from difformer.training.loop import train, train_one
-from difformer.training.metrics import chosen_metric, find_metric
+from difformer.training.loop import Trainer, train, train_one
 from difformer.training.model import split_number
 from difformer.training.record import Predictions, RunRecord, Summary
-from difformer.training.run import check_together
+from difformer.training.run import check_together, summarised
 from difformer.training.run_folder import RunFolder, TaskSource
 
 ABOUT = "distributed.json"
@@ -87,7 +80,7 @@ def fit_seeds(
         def one(seed: int, **given: Any) -> RunRecord:
             split, config = folder.split_of(task, seed), folder.config
             if together:
-                make = partial(GraphsTrainer, task, split, config, seed, ranks)
+                make = partial(graphs_trainer, task, split, config, seed, ranks)
                 record = _together(folder, ranks, make, seed, **given)
             else:
                 record = train_one(task, split, config, seed, ranks.device, **given, **folder.progress(seed))
@@ -97,7 +90,7 @@ def fit_seeds(
 
         return (waiting if together else waiting[ranks.rank :: ranks.size]), one
 
-    return _train(folder, ranks, callbacks, share, lambda: _results(folder))
+    return _train(folder, ranks, callbacks, share)
 
 
 def _folder(
@@ -137,12 +130,12 @@ def _train(
     ranks: Ranks,
     callbacks: Iterable[Callback],
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
-    finish: Callable[[], tuple[dict[str, Any], ...]],
+    finish: Callable[[], object] = lambda: None,
 ) -> Summary:
     """Trains the seeds that are not finished; rank 0 locks the folder and calls callbacks.
 
-    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; `finish` gives the results
-    on rank 0, when all seeds have ended.
+    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; rank 0 calls `finish` when
+    all seeds have ended.
     """
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
@@ -165,32 +158,26 @@ def _train(
             if records[-1].status == "interrupted":
                 break
         failed = {seed: text for theirs in ranks.gather_objects(diverged) for seed, text in theirs.items()}
-        results = ranks.first_does(finish)
+
+        def end() -> tuple[dict[str, Any], ...]:
+            finish()
+            if results := folder.results():
+                folder.write_summary()
+            return results
+
+        results = ranks.first_does(end)
     if failed:
         said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
-        others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
-        raise common(UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate"))
-    summary = None
-    if results:
-        metric = find_metric(results[0]["metric"])
-        summary = Summary(results, metric.name, metric.higher_is_better, folder.path, tuple(records))
-    if summary is None or len(results) < len(folder.seeds) or not summary.complete:
-        raise TrainingInterrupted(summary, str(folder.path))
-    return summary
+        others = f" The other seeds are finished and saved in {folder.path}." if len(failed) < len(folder.seeds) else ""
+        raise common(UserError(f"{said.rstrip('.')}.{others}", argument="learning_rate"))
+    return summarised(results, len(folder.seeds), folder.path, records)
 
 
-def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], RanksTrainer], seed: int, **given: Any) -> RunRecord:
+def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], Trainer], seed: int, **given: Any) -> RunRecord:
     """A seed from its checkpoint, or from its beginning, by all ranks; rank 0 writes."""
     state = ranks.first_does(lambda: folder.read_checkpoint(seed))
     progress = folder.progress(seed) if ranks.first else {}
     return train(make, seed, ranks.device, **given, **progress | {"state": state})
-
-
-def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
-    results = folder.results()
-    if results:
-        folder.write_summary()
-    return results
 
 
 @dataclass(frozen=True)
@@ -226,16 +213,10 @@ def fit_sharded(
         config, ranks, seeds, out, resume, callbacks, preset: As in `fit_seeds`, which also says what is raised.
     """
     given = partition.about["source"]
-    splits = [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]]
-    task = partition.stand_in(splits=splits)
-
-    def check() -> None:
-        check_config(partition, config)
-        chosen_metric(config, task)
-
+    task = partition.stand_in(splits=[Split(name, NONE, NONE, NONE) for name in partition.about["splits"]])
     source = None if given is None else TaskSource.from_dict(given)
     about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
-    folder = _folder(ranks, out, resume, task, config, seeds, check, **about)
+    folder = _folder(ranks, out, resume, task, config, seeds, lambda: check_config(partition, config), **about)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
@@ -247,7 +228,7 @@ def fit_sharded(
             nonlocal sent
             assert shard is not None
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, partition, shard, split_number(task, seed), folder.config, seed)
+                trainer = partial(sharded_trainer, partition, shard, split_number(task, seed), folder.config, seed)
                 record = _together(folder, ranks, trainer, seed, **given)
                 write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)
@@ -255,12 +236,11 @@ def fit_sharded(
 
         return waiting, one
 
-    def finish() -> tuple[dict[str, Any], ...]:
+    def finish() -> None:
         path = folder.path / ABOUT
         before = read_json(path) if path.is_file() else {}
         each = sent.by_kind or before.get("bytes_an_epoch", {})
         write_json(path, {"partition": str(partition.path.resolve()), "ranks": sent.ranks, "bytes_an_epoch": each})
-        return _results(folder)
 
     return _train(folder, ranks, callbacks, share, finish), sent
 
@@ -286,7 +266,7 @@ def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecor
 
 def gather_labels(partition: Partition, shard: Shard) -> Any:
     """Targets, splits and names of all ranks, on rank 0; None if there are too many, and on other ranks."""
-    ranks, numbers = shard.ranks, shard.rows.numbers
+    ranks, numbers = shard.rows.ranks, shard.rows.numbers
     if partition.num_nodes * max(int(partition.about["num_outputs"]), 1) > MOST_CELLS:
         return None
     y = gather_by_number(shard.y.to(ranks.device), numbers, partition.num_nodes, ranks)
@@ -324,7 +304,7 @@ def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shar
     Rank 0 writes what a single process writes. If outputs are too many to be gathered, every rank writes its own:
     ``predictions-00003.npz`` has ``nodes``, ``outputs``, ``prediction`` and ``target`` of the rows of rank 3.
     """
-    ranks = shard.ranks
+    ranks = shard.rows.ranks
     if ranks.shared(labels is not None):
         whole = gather_by_number(record.outputs.to(ranks.device), shard.rows.numbers, shard.rows.total, ranks)
         complete = record if whole is None else replace(record, outputs=whole)

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,7 @@ from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
 from difformer.distributed.process_group import Exchange, Ranks, all_reduce
+from difformer.distributed.watch import naming_the_dead
 from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS
 from difformer.nn.context import SMALLEST_NORM
@@ -163,15 +164,12 @@ class Rows:
     numbers: Tensor
     sizes: tuple[int, ...]
     graph: ShardedGraph | None
+    has_edges: ClassVar[None] = None  # the observed term counts for all rows, or for none
 
     @property
     def total(self) -> int:
         """N, over all ranks."""
         return sum(self.sizes)
-
-    @property
-    def has_edges(self) -> None:
-        return None
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         squares = torch.stack([x.to(working_dtype(x.dtype)).square().sum() for x in (q, k)])
@@ -211,8 +209,9 @@ def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
     after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
     # Both sides know which blocks are empty; those are not sent.
     ops = [dist.P2POp(dist.isend, block, after)] if block.numel() else []
-    ops += [dist.P2POp(dist.irecv, came, before)] if rows and came.numel() else []
-    return Exchange(ranks, block, came, (lambda: dist.batch_isend_irecv(ops)) if ops else None)
+    ops += [dist.P2POp(dist.irecv, came, before)] if came.numel() else []
+    with naming_the_dead(ranks.watch):
+        return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else ())
 
 
 def _rounds(ranks: Ranks, block: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

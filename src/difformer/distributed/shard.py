@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from difformer.data import Split
-from difformer.data.sparse_features import csr
+from difformer.data.sparse_features import stack_rows
 from difformer.distributed.graph_partition import Part
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.senders import Plan, Rows, ShardedGraph
@@ -31,15 +32,6 @@ class Shard:
     splits: tuple[Split, ...]  # with rows of this rank
     names: tuple[str, ...]  # of the nodes, if the task has names
 
-    @property
-    def ranks(self) -> Ranks:
-        return self.rows.ranks
-
-
-def parts_of(rank: int, ranks: int, parts: int) -> range:
-    """The parts that a rank takes."""
-    return range(rank * parts // ranks, (rank + 1) * parts // ranks)
-
 
 def assemble(
     ranks: Ranks, read: Callable[[int], Part], sizes: Sequence[int], split_names: Sequence[str], *, num_edges: int
@@ -53,7 +45,8 @@ def assemble(
         split_names: Of the splits.
         num_edges: Edges of the whole graph; with none there is no observed structure at all.
     """
-    shares = [parts_of(rank, ranks.size, len(sizes)) for rank in range(ranks.size)]
+    bounds = [rank * len(sizes) // ranks.size for rank in range(ranks.size + 1)]
+    shares = [range(*ends) for ends in pairwise(bounds)]  # the parts of each rank
     own = shares[ranks.rank]
     parts = [read(number) for number in own] or [read(0).nothing()]
     counts = tuple(sum(sizes[number] for number in share) for share in shares)
@@ -82,17 +75,6 @@ def assemble(
         plan = Plan.make(ranks, halo // STRIDE, halo % STRIDE)
         graph = ShardedGraph(plan, counts[ranks.rank], *ends, torch.cat(weights).to(ranks.device) if weights else None)
     numbers = torch.cat([part.nodes for part in parts]).to(ranks.device)
-    x, y = _stack([part.x for part in parts]), torch.cat([part.y for part in parts])
+    x, y = stack_rows([part.x for part in parts]), torch.cat([part.y for part in parts])
     names = tuple(name for part in parts for name in part.names)
     return Shard(Rows(ranks, numbers, counts, graph), x, y, tuple(splits), names)
-
-
-def _stack(parts: list[Tensor]) -> Tensor:
-    """Rows of all parts behind each other, dense or CSR."""
-    if len(parts) == 1:
-        return parts[0]
-    if parts[0].layout == torch.strided:
-        return torch.cat(parts)
-    counts = torch.cat([part.crow_indices().diff() for part in parts])
-    columns, values = torch.cat([p.col_indices() for p in parts]), torch.cat([p.values() for p in parts])
-    return csr(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, values, (len(counts), parts[0].shape[1]))

@@ -118,7 +118,6 @@ class Watch:
         while not self._ended.is_set():
             try:
                 self._beats += 1
-                self._known(0)  # to name it when the store can no longer be asked
                 self.store.set(f"difformer/beat/{self.rank}", str(self._beats))
                 if self.store.check([FAILURE]):
                     self._fail(self.store.get(FAILURE).decode())
@@ -156,8 +155,7 @@ class Watch:
                 return
 
     def _store_lost(self, why: str) -> str:
-        known = self._places.get(0)
-        where = f"{known['host']}, process {known['process']}" if known else "never heard of"
+        where = self._where(0)  # known from the start: the store is not asked
         return f"rank 0 ({where}) is gone, or the launcher on its machine, which keeps the store of the group: {why}"
 
     def _fail(self, text: str) -> None:
