@@ -45,3 +45,10 @@ def test_product_under_vmap_equals_separate_products(axis):
     given = [part for side in (made.rows, made.columns) for part in (side.crow, side.col, side.value)]
     operator = torch.vmap(lambda one: torch.ops.difformer.sparse_matmul(*given, one), in_dims=axis)
     torch.testing.assert_close(operator(x.movedim(0, axis)), wanted)
+
+
+@pytest.mark.parametrize(("row", "column"), [(5, 0), (0, 5)])
+def test_entries_beyond_the_shape_are_refused(row, column):
+    # Kernels follow the indices without looking: they would read memory of others.
+    with pytest.raises(RuntimeError):
+        SparseMatrix.from_entries(torch.tensor([row]), torch.tensor([column]), torch.ones(1), (2, 2))

@@ -16,37 +16,34 @@ from torch.autograd import forward_ad
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_functorch: Any = getattr(torch._C, "_functorch", None)
+
+
 def is_transformed(x: Tensor) -> bool:
     """Whether `x` is a tensor of `torch.func`: inside `vmap`, `grad` or `jvp`."""
-    try:
-        return torch._C._functorch.is_functorch_wrapped_tensor(x)
-    except AttributeError:
-        return _has_no_memory(x)
-
-
-def is_transforming() -> bool:
-    """Whether the program is inside a transform of `torch.func`; elsewhere no tensor has to be looked at."""
-    try:
-        return torch._C._functorch.peek_interpreter_stack() is not None
-    except AttributeError:
-        return True
+    return _known(x, "is_functorch_wrapped_tensor")
 
 
 def is_stacked(x: Tensor) -> bool:
     """Whether `x` is a batch of tensors inside `torch.vmap`."""
-    try:
-        return torch._C._functorch.is_batchedtensor(x)
-    except AttributeError:
-        return _has_no_memory(x)
+    return _known(x, "is_batchedtensor")
 
 
-def _has_no_memory(x: Tensor) -> bool:
-    """Tensors of `torch.func` have no memory of their own to point to."""
+def _known(x: Tensor, question: str) -> bool:
+    ask = getattr(_functorch, question, None)
+    if ask is not None:
+        return bool(ask(x))
     try:
         x.data_ptr()
-    except RuntimeError:
+    except RuntimeError:  # tensors of `torch.func` have no memory of their own to point to
         return True
     return False
+
+
+def is_transforming() -> bool:
+    """Whether the program is inside a transform of `torch.func`; elsewhere no tensor has to be looked at."""
+    peek = getattr(_functorch, "peek_interpreter_stack", None)
+    return peek is None or peek() is not None
 
 
 def is_traced() -> bool:
@@ -56,10 +53,8 @@ def is_traced() -> bool:
 
 def is_watched() -> bool:
     """Whether operations are recorded by a dispatch mode, such as a counter of operations."""
-    try:
-        return torch._C._len_torch_dispatch_stack() > 0
-    except AttributeError:
-        return True
+    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return count is None or count() > 0
 
 
 def is_forward_mode(*tensors: Tensor) -> bool:
@@ -72,8 +67,8 @@ def is_forward_mode(*tensors: Tensor) -> bool:
 
 def has_global_hooks() -> bool:
     """Whether a hook is registered for all modules."""
-    found = getattr(nn.modules.module, "_has_any_global_hook", None)
-    return True if found is None else bool(found())
+    ask = getattr(nn.modules.module, "_has_any_global_hook", None)
+    return ask is None or bool(ask())
 
 
 def constant_result(function: Function) -> Function:

@@ -1,8 +1,8 @@
 """Diffusivities: how strongly two states exchange, and the energy that the exchange descends.
 
-A diffusivity is a function f of the squared distance u = ||z_i - z_j||² between two states. It is the derivative of a
-penalty δ, and one diffusion step with coupling f(u_ij) descends the energy Σ_ij δ(u_ij). That needs δ non-decreasing
-and concave, hence f non-negative and non-increasing, wherever u can lie: on [0, 4] for states of norm at most one.
+A diffusivity is a function f of the squared distance u = ||z_i - z_j||² between two states, the derivative of a penalty
+δ. One diffusion step with coupling f(u_ij) descends the energy Σ_ij δ(u_ij) if δ is non-decreasing and concave, hence f
+non-negative and non-increasing, wherever u can lie: on [0, 4] for states of norm at most one.
 
 For unit states u = 2 - 2x with x = z_iᵀz_j, so the same function read as g(x) = f(2 - 2x) is an attention score:
 
@@ -31,12 +31,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.errors import UserError, or_near
+from difformer.errors import UserError, did_you_mean, or_near
 
 Elementwise = Callable[[Tensor], Tensor]
 
 LARGEST_SQUARED_DISTANCE = 4.0  # between two points of the unit ball
 GRID_POINTS = 1025
+# If all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
+# rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
+SMALLEST_MEAN_EXCHANGE = 1e-6
+
+
+def smallest_total(count: Tensor | int, like: Tensor, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
+    """The least row sum that is divided by: `least` for each of the `count` nodes summed."""
+    return least * count.to(like.dtype) if isinstance(count, Tensor) else like.new_full((), least * count)
+
+
+def safe_total(total: Tensor, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
+    """Row sums kept away from zero: at least `smallest_total` of the `count` nodes summed."""
+    floor = smallest_total(count, total, least)
+    return torch.where(total.abs() < floor, floor, total)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,9 +80,8 @@ class Diffusivity:
     score: Elementwise | None = None
 
     def __post_init__(self) -> None:
-        u = torch.linspace(0.0, LARGEST_SQUARED_DISTANCE, GRID_POINTS, dtype=torch.float64)
+        u = _grid(GRID_POINTS)
         exchange = self._exchange(u)
-        self._check_exchange(u, exchange)
         if self.delta is None:
             object.__setattr__(self, "delta", antiderivative(self.f))
         self._check_penalty(u, exchange)
@@ -81,40 +94,31 @@ class Diffusivity:
 
     def _exchange(self, u: Tensor) -> Tensor:
         """f on a grid, or an error that says what f has to be."""
-        wanted = f"diffusivity {self.name!r}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
+        this = f"diffusivity {self.name!r}"
+        wanted = f"{this}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
         if not callable(self.f):
             raise TypeError(f"{wanted}; got {self.f!r}")
         try:
-            return self.f(u)
+            exchange = self.f(u)
         except (TypeError, ValueError, RuntimeError) as error:
             # Functions of math and branches on u ask a whole tensor for one number, which torch refuses.
             advice = "use torch.exp, not math.exp, and torch.where, not if"
             raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
-
-    def _check_exchange(self, u: Tensor, exchange: Tensor) -> None:
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
             gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
-            raise UserError(
-                f"diffusivity {self.name!r}: f must work element by element, but gave {gave} for a tensor of shape "
-                f"{tuple(u.shape)}; a constant is torch.ones_like(u)"
-            )
+            given = f"a tensor of shape {tuple(u.shape)}; a constant is torch.ones_like(u)"
+            raise UserError(f"{this}: f must work element by element, but gave {gave} for {given}")
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
-            raise UserError(f"diffusivity {self.name!r} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
+            raise UserError(f"{this} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
         tolerance = 1e-9 * exchange.abs().max()
         if (exchange < -tolerance).any():
-            where = u[exchange.argmin()].item()
-            raise UserError(
-                f"diffusivity {self.name!r} is negative at u = {where:.3g} (f = {exchange.min():.3g}); "
-                f"the energy it descends would not be bounded: f must be ≥ 0 for every u in [0, 4]"
-            )
+            place = f"u = {u[exchange.argmin()].item():.3g} (f = {exchange.min():.3g})"
+            raise UserError(f"{this} is negative at {place}; f must be ≥ 0 on [0, 4], or the energy has no lower bound")
         rise = exchange.diff()
         if (rise > tolerance).any():
-            where = u[rise.argmax()].item()
-            raise UserError(
-                f"diffusivity {self.name!r} increases at u = {where:.3g}; "
-                f"f must not increase on [0, 4], so that distant states exchange no more than near ones"
-            )
+            raise UserError(f"{this} increases at u = {u[rise.argmax()].item():.3g}; f must not increase on [0, 4]")
+        return exchange
 
     def _check_penalty(self, u: Tensor, exchange: Tensor) -> None:
         # f falls, so on each interval the rise of δ lies between f(right)·h and f(left)·h: a bound free of quadrature.
@@ -124,10 +128,8 @@ class Diffusivity:
         wrong = (rise > exchange[:-1] * step + slack) | (rise < exchange[1:] * step - slack) | ~rise.isfinite()
         if wrong.any():
             at = int(wrong.nonzero()[0])
-            raise UserError(
-                f"diffusivity {self.name!r}: delta is not the penalty of f: near u = {u[at]:.3g} it rises by "
-                f"{rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
-            )
+            found = f"near u = {u[at]:.3g} it rises by {rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
+            raise UserError(f"diffusivity {self.name!r}: delta is not the penalty of f: {found}")
 
     def __repr__(self) -> str:
         return f"Diffusivity({self.name!r})"
@@ -140,7 +142,7 @@ class Diffusivity:
             again = as_diffusivity(self.name)
         except ValueError:
             return False
-        u = torch.linspace(0, LARGEST_SQUARED_DISTANCE, 65, dtype=torch.float64)
+        u = _grid(65)
         return torch.equal(again.f(u), self.f(u))
 
     def __deepcopy__(self, memo: object) -> Diffusivity:
@@ -148,30 +150,33 @@ class Diffusivity:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled by name where that is enough; your own one as far as its functions can be pickled."""
-        if self.is_named():
-            return as_diffusivity, (self.name,)
-        return Diffusivity, (self.name, self.f, self.delta, self.score)
+        everything = (self.name, self.f, self.delta, self.score)
+        return (as_diffusivity, (self.name,)) if self.is_named() else (Diffusivity, everything)
 
     def g(self, x: Tensor) -> Tensor:
         """Score of two unit states with inner product x; where rounding puts x above 1, f is asked at u = 0."""
         if self.score is not None:
             return self.score(x)
-        u = 2.0 - 2.0 * x
-        # Scores that are not normalised go far beyond 1, and there f is asked as it stands.
+        u = 2.0 - 2.0 * x  # without normalisation x goes far beyond 1, and f is asked as it stands
         return self.f(torch.where((u < 0) & (u > -ROUNDING), 0.0, u))
+
+
+def _grid(points: int) -> Tensor:
+    """Squared distances from 0 to 4, on the CPU whatever the default device is."""
+    return torch.linspace(0.0, LARGEST_SQUARED_DISTANCE, points, dtype=torch.float64, device="cpu")
 
 
 def antiderivative(f: Elementwise) -> Elementwise:
     """The penalty of a diffusivity that is known by f alone: δ(u) = ∫₀ᵘ f, by Gauss-Legendre quadrature in small cells.
 
-    Whole cells come from a table, the rest of the last one is integrated anew, so that δ is a differentiable function
-    of u, and a kink of f spoils no more than the cell it lies in.
+    Whole cells come from a table, the last one is integrated anew, so that δ is differentiable in u.
     """
     cell = LARGEST_SQUARED_DISTANCE / (GRID_POINTS - 1)
     points, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(6))
     points, weights = (points + 1) / 2, weights / 2  # from [-1, 1] to [0, 1]
-    left = cell * torch.arange(GRID_POINTS - 1, dtype=torch.float64)
-    table = torch.cat([torch.zeros(1), cell * (f(left.unsqueeze(1) + cell * points) * weights).sum(1)]).cumsum(0)
+    left = _grid(GRID_POINTS)[:-1]
+    cells = cell * (f(left.unsqueeze(1) + cell * points) * weights).sum(1)
+    table = torch.cat([cells.new_zeros(1), cells]).cumsum(0)
 
     def delta(u: Tensor) -> Tensor:
         number = (u.detach() / cell).floor().clamp(0, GRID_POINTS - 1).long()
@@ -202,52 +207,42 @@ IDENTITY = Diffusivity("identity", f=torch.zeros_like, delta=torch.zeros_like, s
 
 def softmax(temperature: float) -> Diffusivity:
     """The Transformer's dot-then-exponential score e^(x/t); with d channels its temperature is t = √d."""
-    _check_positive("softmax", "temperature", temperature)
-    t = float(temperature)
-    return Diffusivity(
-        f"softmax:{_shown(t)}",
-        f=lambda u: torch.exp((1 - u / 2) / t),
-        delta=lambda u: -2 * t * torch.exp((1 - u / 2) / t),
-        score=lambda x: torch.exp(x / t),
-    )
+    name, t = _named("softmax", "temperature", temperature)
+    f = lambda u: torch.exp((1 - u / 2) / t)
+    return Diffusivity(name, f, delta=lambda u: -2 * t * f(u), score=lambda x: torch.exp(x / t))
 
 
 def gaussian(width: float = 1.0) -> Diffusivity:
     """The Gaussian kernel e^(-u/2s²) of width s."""
-    _check_positive("gaussian", "width", width)
-    s2 = float(width) ** 2
+    name, s = _named("gaussian", "width", width)
+    return _of_variance(name, s**2)
+
+
+def sharp(sharpness: float = 40.0) -> Diffusivity:
+    """e^(a(x - 1)) of sharpness a: rows exchange with their nearest ones alone; a Gaussian of width 1/√a.
+
+    Of the named diffusivities only this one selects; between 20 and 60 results hardly differ. Meant for tied unit
+    queries and keys (``tied_qk=True``).
+    """
+    name, a = _named("sharp", "sharpness", sharpness)
+    return _of_variance(name, 1 / a)
+
+
+def _of_variance(name: str, s2: float) -> Diffusivity:
     return Diffusivity(
-        f"gaussian:{_shown(float(width))}",
+        name,
         f=lambda u: torch.exp(-u / (2 * s2)),
         delta=lambda u: -2 * s2 * torch.expm1(-u / (2 * s2)),
         score=lambda x: torch.exp((x - 1) / s2),
     )
 
 
-def sharp(sharpness: float = 40.0) -> Diffusivity:
-    """e^(a(x - 1)) of sharpness a: rows exchange with their nearest ones alone; a Gaussian of width 1/√a.
-
-    Of the named diffusivities only this one selects: with simple or sigmoid scores attention is nearly uniform. Between
-    20 and 60 results hardly differ. Meant for tied unit queries and keys (``tied_qk=True``).
-    """
-    _check_positive("sharp", "sharpness", sharpness)
-    a = float(sharpness)
-    return Diffusivity(
-        f"sharp:{_shown(a)}",
-        f=lambda u: torch.exp(-a * u / 2),
-        delta=lambda u: -2 / a * torch.expm1(-a * u / 2),
-        score=lambda x: torch.exp(a * (x - 1)),
-    )
-
-
-def _shown(value: float) -> str:
-    """The shortest text that reads back as the same number."""
-    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-
-
-def _check_positive(name: str, parameter: str, value: float) -> None:
+def _named(name: str, parameter: str, value: float) -> tuple[str, float]:
+    """``"name:value"``, the value as the shortest text that reads back as the same number; and the value, checked."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"diffusivity {name!r}: {parameter} must be positive and finite, got {value!r}")
+    value = float(value)
+    return f"{name}:{f'{value:g}' if float(f'{value:g}') == value else repr(value)}", value
 
 
 # What a name stands for; softmax waits for the number of channels, which sets its temperature.
@@ -260,15 +255,14 @@ DIFFUSIVITIES: dict[str, Callable[[int], Diffusivity]] = {
     "constant": lambda channels: CONSTANT,
     "identity": lambda channels: IDENTITY,
 }
-
 PARAMETRIC: dict[str, Callable[[float], Diffusivity]] = {"softmax": softmax, "gaussian": gaussian, "sharp": sharp}
 OWN: dict[str, Diffusivity] = {}  # what `register_diffusivity` has added
 
 
 def register_diffusivity(name: str, diffusivity: Diffusivity) -> Diffusivity:
-    """Adds your own diffusivity, so that models, ``fit``, ``tune`` and all else take its name.
+    """Adds your own diffusivity, so that models, ``fit`` and ``tune`` take its name, in this process.
 
-    The name is known in this process. A command line takes it as ``package.module:name`` without registration.
+    A command line takes it as ``package.module:name`` without registration.
 
     Args:
         name: What ``diffusivity=`` and ``--set diffusivity=`` take.
@@ -294,7 +288,7 @@ def register_diffusivity(name: str, diffusivity: Diffusivity) -> Diffusivity:
 
 
 def is_place(name: str) -> bool:
-    """Whether a name is ``package.module:name``, which has to be imported."""
+    """Whether a name is ``package.module:name``."""
     return ":" in name and name.partition(":")[0] not in DIFFUSIVITIES
 
 
@@ -303,10 +297,9 @@ def _imported(place: str) -> Diffusivity:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except (ImportError, ValueError) as error:
-        raise UserError(
-            f"unknown diffusivity {place!r}: cannot import {module!r} ({error}); write your own as "
-            f"package.module:name; the package must be installed or on PYTHONPATH"
-        ) from error
+        problem = f"{did_you_mean(module, DIFFUSIVITIES)}cannot import {module!r} ({error})"
+        advice = "write your own as package.module:name, of a package that is installed or on PYTHONPATH"
+        raise UserError(f"unknown diffusivity {place!r}: {problem}; {advice}") from error
     if not isinstance(found, Diffusivity):
         raise UserError(f"unknown diffusivity {place!r}: {attribute!r} in {module!r} is {found!r}, not a Diffusivity")
     return found
@@ -344,14 +337,13 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
         try:
             value = float(parameter)
         except ValueError:
-            raise UserError(
-                f"diffusivity {given!r}: {parameter!r} is not a number; write for example {name}:0.5"
-            ) from None
+            problem = f"{parameter!r} is not a number; write for example {name}:0.5"
+            raise UserError(f"diffusivity {given!r}: {problem}") from None
         return PARAMETRIC[name](value)
     if name not in DIFFUSIVITIES or parameter:
-        hint = "." if parameter else or_near(name, [*DIFFUSIVITIES, *OWN])
+        known = [*DIFFUSIVITIES, *OWN]
         raise UserError(
-            f"unknown diffusivity {given!r}{hint} Known: {', '.join([*DIFFUSIVITIES, *OWN])}. Your own one is a "
-            f"Diffusivity object, package.module:name, or a name that difformer.register_diffusivity has given it"
+            f"unknown diffusivity {given!r}{'.' if parameter else or_near(name, known)} Known: {', '.join(known)}. "
+            f"Your own is a Diffusivity, package.module:name, or a name given to it by difformer.register_diffusivity"
         )
     return DIFFUSIVITIES[name](channels)

@@ -1,4 +1,4 @@
-"""A graph: edges, weights, and their normalised forms, each worked out once.
+"""A graph: edges, weights, and their normalised forms, each computed once.
 
 Edges run from ``edge_index[0]`` (source j) to ``edge_index[1]`` (target i). With weights a_ij and the weighted
 in-degree d_i = Σ_j a_ij, one propagation is
@@ -11,7 +11,6 @@ are added.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from typing import Any
 
@@ -29,10 +28,10 @@ GRAPH_NORMS = ("gcn", "random_walk", "none")
 class Graph:
     """Edges and weights of one graph (or several side by side), with cached normalised forms.
 
-    A model that is given a `Graph`, or again the same ``edge_index`` tensor (`as_graph`), normalises it at the first
-    forward pass and never again, unless edges or weights are assigned or changed in place. Changes are noticed by the
-    version counters of the tensors, which do not count writes through ``.data``, through a numpy view that shares
-    their memory, or to tensors made in inference mode: make a new `Graph` after such a write.
+    A model normalises a `Graph`, or the same ``edge_index`` tensor given again (`as_graph`), once, unless edges or
+    weights are assigned or changed in place. Changes are noticed by the version counters of the tensors, which do not
+    count writes through ``.data``, through a numpy view that shares their memory, or to tensors made in inference mode:
+    make a new `Graph` after such a write.
 
     Args:
         edge_index: ``[2, E]`` integers, sources above targets; other types than int64 are copied. Or a scipy sparse
@@ -69,33 +68,28 @@ class Graph:
         _check(edge_index, edge_weight, num_nodes)
         if num_nodes is None:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-        self.edge_index = edge_index.long()
-        self.edge_weight = edge_weight
-        self.num_nodes = num_nodes
-        self.keep = keep
-        self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
-        self._looped: Graph | None = None
-        self._note()
+        self.edge_index, self.edge_weight = edge_index.long(), edge_weight
+        self.num_nodes, self.keep = num_nodes, keep
+        self._forget()
 
     def version(self) -> tuple[int, int]:
         """Changes whenever edges or weights are written to in place; tensors of inference mode have no counter."""
-        if torch.compiler.is_compiling():  # a compiled program sees no counters
-            return 0, 0
-        return version_of(self.edge_index), version_of(self.edge_weight)
+        compiled = torch.compiler.is_compiling()  # a compiled program sees no counters
+        return (0, 0) if compiled else (version_of(self.edge_index), version_of(self.edge_weight))
 
-    def _note(self) -> None:
-        """Remembers from which tensors, in which version, the normalised forms are worked out."""
-        self._seen = (self.edge_index, self.edge_weight, self.num_nodes)
-        self._version = self.version()
+    def _forget(self) -> None:
+        """Drops the normalised forms; later ones are computed from the tensors as they are now."""
+        self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
+        self._looped: Graph | None = None
+        self._seen = (self.edge_index, self.edge_weight, self.num_nodes, self.version())
 
     def _refresh(self) -> None:
-        """Forgets what was worked out before edges or weights were changed or assigned, and checks them again."""
-        index, weight, nodes = self._seen
-        same = index is self.edge_index and weight is self.edge_weight and nodes == self.num_nodes
-        if not same or self.version() != self._version:
+        """Drops what was computed before edges or weights were changed or assigned, and checks them again."""
+        index, weight, *others = self._seen
+        same = index is self.edge_index and weight is self.edge_weight
+        if not same or others != [self.num_nodes, self.version()]:
             _check(self.edge_index, self.edge_weight, self.num_nodes)
-            self._matrices, self._looped = {}, None
-            self._note()
+            self._forget()
 
     @property
     def num_edges(self) -> int:
@@ -128,24 +122,22 @@ class Graph:
     def _copy(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
         """A graph of as many nodes, without a look at its edges."""
         made = Graph.__new__(Graph)
-        made.edge_index, made.edge_weight, made.num_nodes = edge_index, edge_weight, self.num_nodes
-        made.keep, made._matrices, made._looped = self.keep, {}, None
-        made._note()
+        made.num_nodes, made.keep = self.num_nodes, self.keep
+        made.edge_index, made.edge_weight = edge_index, edge_weight
+        made._forget()
         return made
 
     def with_self_loops(self) -> Graph:
-        """The graph with a self-loop of weight one at every node that has none; worked out once."""
+        """The graph with a self-loop of weight one at every node that has none; computed once."""
         self._refresh()
         if self._looped is None:
             source, target = self.edge_index
             bare = torch.ones(self.num_nodes, dtype=torch.bool, device=self.device)
             bare[source[source == target]] = False
             loops = bare.nonzero().T.expand(2, -1)
-            weight = None
-            if self.edge_weight is not None:
-                weight = torch.cat([self.edge_weight, self.edge_weight.new_ones(loops.shape[1])])
-            looped = Graph(torch.cat([self.edge_index, loops], 1), self.num_nodes, weight, keep=self.keep)
-            self._looped = looped
+            own = self.edge_weight
+            weight = None if own is None else torch.cat([own, own.new_ones(loops.shape[1])])
+            self._looped = Graph(torch.cat([self.edge_index, loops], 1), self.num_nodes, weight, keep=self.keep)
         return self._looped
 
     def weights(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -165,9 +157,8 @@ class Graph:
         weight = self.weights(dtype)
         if norm == "none":
             return weight
-        degree = self.degree(dtype)
-        # The inner where keeps the gradient of an empty row finite.
-        power = -0.5 if norm == "gcn" else -1.0
+        degree, power = self.degree(dtype), -0.5 if norm == "gcn" else -1.0
+        # The inner `where` keeps the gradient of an empty row finite.
         inverse = torch.where(degree > 0, torch.where(degree > 0, degree, 1.0).pow(power), 0.0)
         source, target = self.edge_index
         return weight * inverse[target] * (inverse[source] if norm == "gcn" else 1.0)
@@ -177,12 +168,10 @@ class Graph:
         key = (norm, dtype)
         if not torch.compiler.is_compiling():
             self._refresh()
-        if key not in self._matrices:
-            # Made under inference mode it could never be trained on.
+        if key not in self._matrices:  # made under inference mode it could never be trained on
             with torch.inference_mode(False), torch.no_grad():
-                value = self.normalised_weights(norm, dtype)
                 source, target = self.edge_index
-                shape = (self.num_nodes, self.num_nodes)
+                value, shape = self.normalised_weights(norm, dtype), (self.num_nodes, self.num_nodes)
                 self._matrices[key] = SparseMatrix.from_entries(target, source, value, shape)
         return self._matrices[key]
 
@@ -215,8 +204,8 @@ _GRAPHS: ResultCache[Graph] = ResultCache()
 def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
     """The `Graph` of an edge index and its weights: checked, sorted and normalised once per tensor.
 
-    The graph is kept as long as the `edge_index` tensor lives. A tensor that was changed in place is read again, and
-    weights that are trained are never kept. Inside compiled programs nothing can be kept.
+    The graph is kept as long as the `edge_index` tensor lives. A tensor that was changed in place is read again.
+    Weights that are trained are never kept, and compiled programs keep nothing.
 
     Args:
         edge_index: ``[2, E]`` integers, a ``torch_geometric.EdgeIndex``, a torch or scipy sparse matrix (`Graph` says
@@ -236,19 +225,17 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
     if not isinstance(edge_index, Tensor):
         entries = _checksum(edge_index, edge_weight)
         return _GRAPHS.of(edge_index, (num_nodes, entries), lambda: Graph(edge_index, num_nodes))
-    # torch_geometric's EdgeIndex is a tensor that knows more of itself.
-    index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # of PyG's EdgeIndex
     given = (index,) if edge_weight is None else (index, edge_weight)
     if not is_eager(*given) or any(x.is_inference() for x in given):
         return Graph(index, num_nodes, edge_weight, keep=False)
-    if not any(x.requires_grad for x in given):
-        key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
-        alone = None if edge_weight is None else edge_weight.detach()
-        return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
-    if index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
+    if index.requires_grad:  # a sparse matrix whose entries are trained
         return Graph(index, num_nodes, edge_weight)
-    checked = _GRAPHS.of(index, (num_nodes, None), lambda: Graph(index.detach(), num_nodes))
-    return checked.with_weights(edge_weight)
+    if edge_weight is not None and edge_weight.requires_grad:
+        return as_graph(index, num_nodes).with_weights(edge_weight)
+    key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
+    alone = None if edge_weight is None else edge_weight.detach()
+    return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
 
 
 def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn", mask: Tensor | None = None) -> Tensor:
@@ -274,26 +261,23 @@ def _from_sparse(
 ) -> tuple[Tensor, Tensor | None, int]:
     """Edges and weights of a sparse matrix of torch (row i receives) or scipy (row i sends)."""
     if not isinstance(matrix, Tensor) and not _is_scipy(matrix):
-        raise TypeError(
-            f"edge_index must be a torch tensor [2, E], a torch or scipy sparse matrix or a Graph, got "
-            f"{type(matrix).__name__}; arrays and lists go through torch.as_tensor"
-        )
+        wanted = "a torch tensor [2, E], a torch or scipy sparse matrix or a Graph"
+        found = f"{type(matrix).__name__}; arrays and lists go through torch.as_tensor, pairs also through .T"
+        raise TypeError(f"edge_index must be {wanted}, got {found}")
     if edge_weight is not None:
         raise UserError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
     if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise UserError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
     if num_nodes is not None and num_nodes != matrix.shape[0]:
-        raise UserError(
-            f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
-        )
-    if not isinstance(matrix, Tensor):
-        check_scipy(matrix, "edge_index")
-        coo = matrix.tocoo()
-        ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
-        return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
-    coo = matrix.to_sparse_coo().coalesce()
-    # Compilers cannot look at a view of a sparse tensor.
-    return coo.indices().flip(0), coo.values().clone(), matrix.shape[0]
+        size = matrix.shape[0]
+        raise UserError(f"edge_index is a {size} × {size} matrix, but there are {num_nodes} nodes")
+    if isinstance(matrix, Tensor):
+        coo = matrix.to_sparse_coo().coalesce()
+        return coo.indices().flip(0), coo.values().clone(), matrix.shape[0]  # compilers cannot look at a view of `coo`
+    check_scipy(matrix, "edge_index")
+    coo = matrix.tocoo()
+    ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
+    return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
 
 
 def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
@@ -302,21 +286,20 @@ def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
         _from_sparse(matrix, edge_weight, None)  # says what is wrong
     check_scipy(matrix, "edge_index")
     coo = matrix.tocoo()
-    return functools.reduce(lambda found, part: zlib.crc32(part, found), (coo.row.copy(), coo.col.copy(), coo.data), 0)
+    return zlib.crc32(coo.data, zlib.crc32(coo.col.copy(), zlib.crc32(coo.row.copy())))
 
 
 def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
     if edge_weight.shape != edge_index.shape[1:]:
-        whole = "" if edge_weight.is_floating_point() else "; to say which graph a row belongs to, pass batch=…"
-        raise UserError(
-            f"edge_weight must have one entry per edge, shape ({edge_index.shape[1]},), got "
-            f"{tuple(edge_weight.shape)}{whole}"
-        )
+        hint = "" if edge_weight.is_floating_point() else "; to say which graph a row belongs to, pass batch=…"
+        wanted = f"one entry per edge, shape ({edge_index.shape[1]},)"
+        raise UserError(f"edge_weight must have {wanted}, got {tuple(edge_weight.shape)}{hint}")
 
 
 def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise UserError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}")
+        hint = "; one edge per row goes through .T" if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
+        raise UserError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}{hint}")
     if edge_index.is_floating_point() or edge_index.dtype == torch.bool:
         raise UserError(f"edge_index must hold integers, got {edge_index.dtype}")
     if edge_weight is not None:
@@ -324,7 +307,5 @@ def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None
     if edge_index.numel() and not torch.compiler.is_compiling():  # a look at values would break a compiled graph
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or (num_nodes is not None and high >= num_nodes):
-            raise UserError(
-                f"edge_index must lie in 0 … {'N - 1' if num_nodes is None else num_nodes - 1}"
-                f"{'' if num_nodes is None else f' ({num_nodes} nodes)'}, got values from {low} to {high}"
-            )
+            wanted = "0 … N - 1" if num_nodes is None else f"0 … {num_nodes - 1} ({num_nodes} nodes)"
+            raise UserError(f"edge_index must lie in {wanted}, got values from {low} to {high}")

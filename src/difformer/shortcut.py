@@ -1,8 +1,4 @@
-"""Shortcuts of eager mode: when they are right, and operators with hand-written gradients.
-
-A shortcut calls a kernel or a hand-written gradient. It is right on plain tensors alone, not while a model is compiled
-or exported, nor inside `torch.func`.
-"""
+"""Shortcuts of eager mode, such as kernels and hand-written gradients: when they are right, and operators with them."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ PLAIN = (Tensor, nn.Parameter)  # not their subclasses, such as the tensors with
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """False while a model is compiled or exported, inside `torch.func`, and for tensors of other classes."""
+    """Whether a shortcut is right: not while a model is compiled or exported, in `torch.func`, or on other classes."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
@@ -31,8 +27,7 @@ def is_eager(*tensors: Tensor) -> bool:
 def once_differentiated(operator: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Any, ...]]:
     """`operator` for use in a backward pass, also where `torch.func.grad` records it to differentiate it again.
 
-    The operators of this package do not say what their second derivatives are: asking for one raises an error that says
-    what to do.
+    Asking for a second derivative raises an error that says what to do.
     """
 
     class Once(torch.autograd.Function):
@@ -88,21 +83,17 @@ def row_operator(
     """
 
     def made(label: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-        operator = torch.library.custom_op(f"difformer::{label}", function, mutates_args=())
+        operator: Any = torch.library.custom_op(f"difformer::{label}", function, mutates_args=())
         operator.register_fake(fake)
-        _serve_runs(operator)
+        operator.register_vmap(functools.partial(_stacked, operator))
         return getattr(torch.ops.difformer, label).default  # which a compiler finds in a closure, too
 
-    forward_operator = made(name, work, results)
-    backward_operator = made(
-        f"{name}_backward", pull, lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:inputs])
-    )
-
+    gradients = lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:inputs])
+    forward_operator, backward_operator = made(name, work, results), made(f"{name}_backward", pull, gradients)
     # On plain tensors the functions themselves: an operator's overhead is that of ten small ones.
-    def run_backward(grad: Tensor, *rest: Any) -> Any:
-        return (pull if is_eager(grad) else backward_operator)(grad, *rest)
-
-    differentiate = once_differentiated(run_backward)
+    differentiate = once_differentiated(
+        lambda grad, *rest: (pull if is_eager(grad) else backward_operator)(grad, *rest)
+    )
 
     class Rows(torch.autograd.Function):
         generate_vmap_rule = True
@@ -133,19 +124,15 @@ def row_operator(
     return call
 
 
-def _serve_runs(operator: Any) -> None:
-    """Teaches an operator `torch.vmap`: stacked runs join the first axis of its tensors, which are all floating."""
-
-    def stacked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        joined = []
-        for x, dim in zip(args, in_dims, strict=True):
-            if isinstance(x, Tensor) and x.is_floating_point():
-                x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-                x = x.flatten(0, 1)
-            joined.append(x)
-        found = operator(*joined)
-        results = (found,) if isinstance(found, Tensor) else found
-        apart = tuple(x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size)) for x in results)
-        return (apart[0], 0) if isinstance(found, Tensor) else (apart, (0,) * len(apart))
-
-    operator.register_vmap(stacked)
+def _stacked(operator: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """An operator under `torch.vmap`: stacked runs join the first axis of its tensors, which are all floating."""
+    joined = []
+    for x, dim in zip(args, in_dims, strict=True):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            x = x.flatten(0, 1)
+        joined.append(x)
+    found = operator(*joined)
+    results = (found,) if isinstance(found, Tensor) else found
+    apart = tuple(x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size)) for x in results)
+    return (apart[0], 0) if isinstance(found, Tensor) else (apart, (0,) * len(apart))

@@ -6,9 +6,8 @@ backward of its own:
 
     Y = S X,   ∂X = Sᵀ ∂Y.
 
-The operator is known to `torch.compile` and `torch.vmap`; plain tensors take the same product without the operator's
-overhead, which is as long as the product itself on a small graph. `reference_matmul` says the same in plain tensor
-operations.
+The operator is known to `torch.compile` and `torch.vmap`; plain tensors take the same product without its overhead,
+which is as long as the product itself on a small graph. `reference_matmul` says the same in plain tensor operations.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ def check_scipy(matrix: Any, name: str = "") -> None:
             if (matrix.indptr[1:] < matrix.indptr[:-1]).any():  # scipy does not look where the last pointer is 0
                 raise ValueError("index pointer values must not decrease")
         except ValueError as error:
-            raise UserError(
-                f"{said}the indices of a sparse matrix of shape {tuple(matrix.shape)} do not fit it ({error}); make it "
-                f"anew from its entries: scipy.sparse.csr_array((values, (rows, columns)), shape)"
-            ) from error
+            problem = f"{said}the indices of a sparse matrix of shape {tuple(matrix.shape)} do not fit it ({error})"
+            advice = "make it from its entries: scipy.sparse.csr_array((values, (rows, columns)), shape)"
+            raise UserError(f"{problem}; {advice}") from error
     elif hasattr(matrix, "row") and matrix.nnz:
         for axis, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
             if index.min() < 0 or index.max() >= size:
@@ -49,29 +47,41 @@ def check_scipy(matrix: Any, name: str = "") -> None:
 
 @dataclass(frozen=True)
 class CSR:
-    """Compressed rows: the entries of row i are ``crow[i]:crow[i + 1]`` of `col` and `value`."""
+    """Compressed rows: the entries of row i are ``crow[i]:crow[i + 1]`` of `col` and `value`.
+
+    `longest` is the largest number of entries of a row; 0 where it is not known, since looking waits for a GPU.
+    """
 
     crow: Tensor
     col: Tensor
     value: Tensor
+    longest: int = 0
 
     def as_tensor(self, size: tuple[int, int]) -> Tensor:
         """A view as torch's own sparse matrix, made once: making it takes as long as a small product."""
         known = self.__dict__.get("_tensor")
         if known is None or known.shape != size or torch.compiler.is_compiling():
-            _expect_notices()
+            _silence_notice()
             with torch.inference_mode(False):
                 known = torch.sparse_csr_tensor(self.crow, self.col, self.value, size, check_invariants=False)
             object.__setattr__(self, "_tensor", known)
         return known
 
-    def __getstate__(self) -> dict[str, Tensor]:
-        return {"crow": self.crow, "col": self.col, "value": self.value}
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.crow, self.col, self.value
+
+    def row(self) -> Tensor:
+        """The row of each entry."""
+        count = (self.crow[1:] - self.crow[:-1]).long()
+        rows = torch.arange(count.numel(), device=count.device)
+        return rows.repeat_interleave(count, output_size=self.col.numel())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"crow": self.crow, "col": self.col, "value": self.value, "longest": self.longest}
 
     def to(self, *args: Any, **kwargs: Any) -> CSR:
-        # Indices follow the device alone: a change of dtype is for the values.
-        value = self.value.to(*args, **kwargs)
-        return CSR(self.crow.to(value.device), self.col.to(value.device), value)
+        value = self.value.to(*args, **kwargs)  # indices follow its device, not its dtype
+        return CSR(self.crow.to(value.device), self.col.to(value.device), value, self.longest)
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,13 @@ class SparseMatrix:
     @staticmethod
     def from_tensor(matrix: Tensor) -> SparseMatrix:
         """From a torch sparse tensor of any layout."""
-        coo = matrix.to_sparse_coo().coalesce() if matrix.layout != torch.sparse_coo else matrix.coalesce()
+        coo = matrix.to_sparse_coo().coalesce()
         row, col = coo.indices()
         return SparseMatrix.from_entries(row, col, coo.values(), (matrix.shape[0], matrix.shape[1]))
 
     @staticmethod
     def of(matrix: Tensor) -> SparseMatrix:
-        """`from_tensor`, worked out once per tensor and forgotten with it; an in-place change is noticed."""
+        """`from_tensor`, computed once per tensor and dropped with it; an in-place change is noticed."""
         if not is_eager(matrix) or matrix.is_inference() or matrix.requires_grad:
             return SparseMatrix.from_tensor(matrix)
         return _MATRICES.of(matrix, (), lambda: SparseMatrix.from_tensor(matrix.detach()))
@@ -124,8 +134,7 @@ class SparseMatrix:
         return SparseMatrix(self.shape, self.rows.to(*args, **kwargs), self.columns.to(*args, **kwargs))
 
     def to_dense(self) -> Tensor:
-        eye = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return reference_matmul(self.rows, eye)
+        return reference_matmul(self.rows, torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """``S X`` for dense ``X [columns, …]``; low precision is summed in the matrix's own.
@@ -142,10 +151,7 @@ class SparseMatrix:
         elif not torch.compiler.is_compiling() and (is_eager(flat) or is_transformed(flat)):
             out = _Product.apply(self, flat)
         else:
-            out = _matmul(
-                self.rows.crow, self.rows.col, self.rows.value,
-                self.columns.crow, self.columns.col, self.columns.value, flat,
-            )  # fmt: skip
+            out = _matmul(*self.rows.parts(), *self.columns.parts(), flat)
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
 
 
@@ -154,44 +160,43 @@ _MATRICES: ResultCache[SparseMatrix] = ResultCache()
 
 def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:
     order = torch.argsort(row, stable=True)
+    count = torch.bincount(row, minlength=num_rows)
     crow = torch.zeros(num_rows + 1, dtype=torch.long, device=row.device)
-    crow[1:] = torch.bincount(row, minlength=num_rows).cumsum(0)
+    crow[1:] = count.cumsum(0)  # fails for rows beyond the shape, which no kernel would notice
     # 32-bit indices are what the vendors' sparse products take without a conversion.
     index = torch.int32 if max(row.numel(), num_rows) < 2**31 else torch.int64
-    return CSR(crow.to(index), col[order].to(index), value[order].contiguous())
+    longest = int(count.max()) if num_rows else 0
+    return CSR(crow.to(index), col[order].to(index), value[order].contiguous(), longest)
 
 
 def reference_matmul(matrix: CSR, x: Tensor) -> Tensor:
     """``S X`` in plain tensor operations: gather, scale, add up."""
-    count = (matrix.crow[1:] - matrix.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=x.device).repeat_interleave(count, output_size=matrix.col.numel())
-    out = x.new_zeros(count.numel(), x.shape[1])
-    return out.index_add(0, row, matrix.value.unsqueeze(1) * x[matrix.col.long()])
+    out = x.new_zeros(matrix.crow.numel() - 1, x.shape[1])
+    return out.index_add(0, matrix.row(), matrix.value.unsqueeze(1) * x[matrix.col.long()])
 
 
-# A kernel that may compute ``out ← β out + α S X`` in place of torch, and says whether it did; set by
-# `difformer.kernels.cpu`.
-fast_product: Callable[[CSR, Tensor, Tensor, float, float], bool] | None = None
+# Kernels that may compute ``out ← β out + α S X`` in place of torch, and say whether they did, by the type of device;
+# `difformer.kernels.cpu` and `difformer.kernels.rows` put them here.
+fast_products: dict[str, Callable[[CSR, Tensor, Tensor, float, float], bool]] = {}
 
 
 def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``out ← β out + α S X`` in one pass and in place; what `out` holds does not matter where β is 0. No gradients."""
     if matrix.value.numel() == 0 or x.numel() == 0:
         return out.zero_() if beta == 0 else out.mul_(beta)
-    size = (matrix.crow.numel() - 1, x.shape[0])
+    fast_product = fast_products.get(x.device.type)
     if fast_product is not None and fast_product(matrix, x, out, beta, alpha):
         return out
-    csr = matrix.as_tensor(size)
+    csr, x = matrix.as_tensor((matrix.crow.numel() - 1, x.shape[0])), x.to(matrix.value.dtype).contiguous()
     if not torch.is_autocast_enabled(x.device.type):
-        return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
-    # Mixed precision would cast one factor and not the other.
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)
+        return torch.addmm(out, csr, x, beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
+    with torch.autocast(x.device.type, enabled=False):  # mixed precision would cast one factor and not the other
+        return torch.addmm(out, csr, x, beta=beta, alpha=alpha, out=out)
 
 
 @functools.cache
-def _expect_notices() -> None:
-    """torch announces once per process that its CSR layout, here a mere container, is in beta: not at our users."""
+def _silence_notice() -> None:
+    """torch announces once per process that its CSR layout is in beta: not to our users."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), check_invariants=False)
@@ -241,12 +246,11 @@ def _(crow: Tensor, col: Tensor, value: Tensor, crow_t: Tensor, col_t: Tensor, v
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
+    ctx.save_for_backward(*inputs[3:6], *inputs[:3])
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    crow, col, value, crow_t, col_t, value_t = ctx.saved_tensors
-    return (None,) * 6 + (_matmul(crow_t, col_t, value_t, crow, col, value, grad),)
+    return (None,) * 6 + (_matmul(*ctx.saved_tensors, grad),)
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, int]:

@@ -92,6 +92,14 @@ def test_a_saved_summary_answers_as_before(rows, diffusivity, tol):
         restore({"weights": v}, diffusivity)
 
 
+def test_a_restored_softmax_keeps_its_temperature(rows):
+    q, k, v, weight = rows
+    summary = summarise(k, v, "softmax", weight)
+    torch.testing.assert_close(restore(summary.state(), "softmax").answer(q), summary.answer(q))
+    with pytest.raises(ValueError, match="pass 'softmax:TEMPERATURE'"):
+        restore(summarise(k, v, "softmax", weight, tol=1e-3).state(), "softmax")
+
+
 @pytest.mark.parametrize("backend", ["auto", "blockwise"])
 @pytest.mark.parametrize("diffusivity", ["simple", "constant", "sigmoid", "softmax", CAUCHY], ids=str)
 def test_propagate_with_weights_is_the_summary(rows, diffusivity, backend):

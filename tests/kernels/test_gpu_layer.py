@@ -20,6 +20,7 @@ from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels import gpu_layer, rows
 from difformer.kernels.fused import fused_tail
 from difformer.nn.dropout import LayerDropout, dropout_key
+from difformer.sparse import CSR, SparseMatrix
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,6 +81,29 @@ def results(model, x, edges, formula, key=None):
                 out = model(leaf, edges)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
         return [out.detach(), *torch.autograd.grad((out * weights).sum(), [leaf, *model.parameters()])]
+
+
+@with_kernels
+@pytest.mark.parametrize("width", [1, 7, 64, 200])
+@pytest.mark.parametrize(("beta", "alpha"), [(0, 1.0), (1.0, 0.5), (0.25, -1.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_product_with_a_sparse_matrix(width, beta, alpha, dtype, monkeypatch):
+    monkeypatch.setattr(rows, "DEVICE", DEVICE)
+    row, column = torch.randint(0, 50, (2, 300)), torch.randint(0, 40, (2, 300))
+    row[1, :100], row[0][row[0] == 3] = 7, 4  # a long row, and one without entries
+    made = SparseMatrix.from_entries(row[0], column[0], torch.randn(300), (50, 40)).to(DEVICE)
+    long = SparseMatrix.from_entries(row[1], column[1], torch.randn(300), (50, 40)).to(DEVICE)
+    x, out = torch.randn(40, width, device=DEVICE).to(dtype), torch.randn(50, width, device=DEVICE)
+    for matrix in (made, long):
+        wanted = beta * out.double() + alpha * matrix.to_dense().double() @ x.double()
+        found = torch.full_like(out, torch.nan) if beta == 0 else out.clone()
+        assert rows.multiply(matrix.rows, x, found, beta, alpha)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+        assert not rows.multiply(matrix.rows, x.double(), found, beta, alpha)
+    monkeypatch.setattr(rows, "LONGEST_SPARSE_ROW", 99)
+    assert rows.multiply(made.rows, x, out, beta, alpha)
+    assert not rows.multiply(long.rows, x, out, beta, alpha)
+    assert not rows.multiply(CSR(made.rows.crow, made.rows.col, made.rows.value), x, out, beta, alpha)
 
 
 def moved(edges):
@@ -286,8 +310,13 @@ def test_second_derivatives_are_refused(calls):
 @pytest.mark.parametrize("edges", ["graph", "edge_index"])
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
 @CHUNKS
-def test_mixed_precision_is_computed_in_float32(edges, diffusivity, chunked, calls, in_chunks):
+@pytest.mark.parametrize("gathered", [False, True], ids=["float32", "bfloat16 gathered"])
+def test_mixed_precision_is_closer_than_the_formula(
+    edges, diffusivity, chunked, gathered, calls, in_chunks, monkeypatch
+):
     in_chunks(chunked, 32)
+    if gathered:
+        monkeypatch.setattr(gpu_layer, "MOST_ENTRIES", 0)
     model, x, given = (
         model_of(32, diffusivity=diffusivity).to(DEVICE),
         torch.randn(200, 4).to(DEVICE),
@@ -483,11 +512,16 @@ def test_kernels_that_cannot_be_compiled_are_not_used(calls, monkeypatch):
 class Compiled:
     """Stands for a kernel that Triton has compiled: takes pointers, numbers and constants in order."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, log):
         self.log = log
 
-    def __getitem__(self, grid):
-        return lambda *given: self.log.append(("again", grid, given))
+    def run(self, *given):
+        *grid, stream, function, metadata, launch_metadata, enter, leave = given[:9]
+        assert (stream, function, metadata) == ("stream", "function", "metadata")
+        assert launch_metadata is enter is leave is None
+        self.log.append(("again", tuple(grid), given[9:]))
 
 
 class Kernel(Compiled):
@@ -500,7 +534,7 @@ class Kernel(Compiled):
 def test_a_compiled_kernel_is_found_by_all_that_it_depends_on(monkeypatch):
     log = []
     monkeypatch.setattr(rows, "kernels", type("Kernels", (), {"work": Kernel(log)}))
-    monkeypatch.setattr(rows, "PASSES_ALL", True)
+    monkeypatch.setattr(rows, "_stream", lambda place: "stream")
     monkeypatch.setattr(rows, "_COMPILED", {})
     x = torch.zeros(100, 8)
     block, padded = rows._rows(8)
@@ -531,7 +565,8 @@ def test_few_launches_and_operations_per_layer(calls, monkeypatch):
     launches = []
     monkeypatch.setattr(rows, "kernels", object())
     monkeypatch.setattr(rows, "_run", lambda name, *_: launches.append(name))
-    for diffusivity, most in (("simple", 5), ("sigmoid", 7)):
+    products = 2 if DEVICE == "cuda" else 0  # with the graph
+    for diffusivity, most in (("simple", 5 + products), ("sigmoid", 7 + products)):
         counts = []
         for layers in (1, 3):
             model = model_of(64, num_layers=layers, diffusivity=diffusivity, dropout=0.2).to(DEVICE)

@@ -12,8 +12,7 @@ from difformer.kernels.cpu import input as input_module
 from difformer.kernels.cpu import layer as layer_module
 from difformer.kernels.cpu.layer import tail_fields
 from difformer.kernels.plan import Tail
-from difformer.nn import dropout as dropout_module
-from difformer.nn.dropout import dropout_key, dropout_keys, keep_mask, next_mask
+from difformer.nn.dropout import LayerDropout, dropout_key, dropout_keys, keep_mask
 from difformer.sparse import SparseMatrix, add_product, reference_matmul
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -28,12 +27,12 @@ def test_masks_are_those_of_torch_to_the_bit(columns, rate, numbered):
     ones = torch.ones(70, columns)
     for seed, site in ((0, 0), (7, 3), (2**63 + 5, 11)):
         with dropout_key(seed, step=9, rows=rows, site=site) as place:
-            mask = next_mask(rate, training=True)
+            mask = LayerDropout(rate, training=True).key()
             assert place.site == site + 1
         out = torch.empty(70, columns)
         passes.run("finish_rows", 70, columns, columns, z=ones, out=out, **tail_fields(Tail(mask=mask), None, None))
         key = dropout_keys([seed], [9])[0, 0]
-        assert torch.equal(out, keep_mask(ones, rate, dropout_module._Place(key, rows, site)))
+        assert torch.equal(out, keep_mask(ones, rate, dropout_key(key, rows=rows, site=site)))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 33, 64, 65, 200])

@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from difformer import DIFFormer
 from difformer.attention.reference import attention_matrix
+from difformer.nn import inspection
 
 
 def literal_pairs(model, x, layer, batch=None, head=None):
@@ -23,19 +24,17 @@ def literal_pairs(model, x, layer, batch=None, head=None):
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "softmax"])
 @pytest.mark.parametrize("head", [None, 1])
-def test_strongest_pairs_are_those_of_the_dense_matrix(diffusivity, head):
+def test_strongest_pairs_are_those_of_the_dense_matrix(diffusivity, head, monkeypatch):
     torch.manual_seed(0)
     model = DIFFormer(5, 8, 3, diffusivity=diffusivity, num_heads=2).double().eval()
     x = torch.randn(40, 5, dtype=torch.float64)
-    from difformer.nn.inspection import strongest_pairs
-
-    z = model.trajectory(x)[1]
-    found = strongest_pairs(model.layers[1], z, top_k=30, head=head, block_size=7)  # several blocks
+    through_model = model.attention(x, layer=-1, top_k=30, head=head)
+    monkeypatch.setattr(inspection, "PAIRS_OF_A_BLOCK", 7 * len(x))  # several blocks
+    found = model.attention(x, layer=-1, top_k=30, head=head)
     value, target, source = literal_pairs(model, x, 1, head=head)
     torch.testing.assert_close(found.weight, value[:30])
     assert torch.equal(found.target, target[:30])
     assert torch.equal(found.source, source[:30])
-    through_model = model.attention(x, layer=-1, top_k=30, head=head)
     assert torch.equal(through_model.source, found.source)
 
 
@@ -125,7 +124,9 @@ def test_frozen_parts_keep_their_mode(ask, training):
 def test_a_model_explains_which_layers_are_fused_and_why_not():
     x, edges = torch.randn(300, 5), torch.randint(0, 300, (2, 60))  # enough rows of 64 channels for the kernels in C
     assert DIFFormer(5, 64, 3).explain(x, edges) == ["layer 0: a fused kernel", "layer 1: a fused kernel"]
-    assert DIFFormer(5, 64, 3).explain(x[:30])[0].startswith("layer 0: the formula, because kernels take float32")
+    small = DIFFormer(5, 64, 3).explain(x[:30])[0]
+    assert small.startswith("layer 0: the formula, because kernels take float32")
+    assert "at least 16,384 numbers (rows × channels), here 1,920" in small
     model = DIFFormer(5, 8, 3, diffusivity="sigmoid", num_layers=1)
     assert model.explain(x)[0].startswith(
         "layer 0: the formula, because diffusivity 'sigmoid' is fused on a GPU only; all pairs by blockwise:"

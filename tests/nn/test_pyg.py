@@ -188,8 +188,12 @@ def test_scipy_matrix_is_sorted_once_and_a_change_is_noticed(data):
     [
         (sparse.csr_array((N, N + 1)), "must be square"),
         (sparse.csr_array((N + 1, N + 1)), "41 × 41 matrix, but there are 40 nodes"),
-        ([[0, 1], [1, 2]], "got list; arrays and lists go through torch.as_tensor"),
+        ([[0, 1], [1, 2]], "got list; arrays and lists go through torch.as_tensor, pairs also through .T"),
         (np.zeros((2, 3), dtype=int), "got ndarray"),
+        (
+            torch.zeros(3, 2, dtype=torch.long),
+            r"must have shape \[2, E\], got \(3, 2\); one edge per row goes through .T",
+        ),
     ],
 )
 def test_matrices_that_do_not_fit_are_refused(data, edges, message):

@@ -29,10 +29,14 @@ def test_saving_again_replaces_what_was_there(tmp_path):
     assert torch.equal(DIFFormer.from_pretrained(tmp_path).eval()(torch.ones(3, 4)), model(torch.ones(3, 4)))
 
 
-def test_a_diffusivity_with_a_parameter_is_kept_by_name(tmp_path):
-    model = DIFFormer(5, 8, 3, diffusivity=gaussian(0.5))
+@pytest.mark.parametrize("given", [gaussian(0.5), "gaussian:0.5", "sharp", "softmax", "softmax:3"], ids=str)
+def test_a_diffusivity_with_a_parameter_is_kept_by_name(tmp_path, given):
+    model = DIFFormer(5, 8, 3, diffusivity=given).eval()
     model.save_pretrained(tmp_path)
-    assert DIFFormer.from_pretrained(tmp_path).config["diffusivity"] == "gaussian:0.5"
+    again = DIFFormer.from_pretrained(tmp_path).eval()
+    assert again.config["diffusivity"] == ("gaussian:0.5" if isinstance(given, Diffusivity) else given)
+    x = torch.randn(4, 5)
+    assert torch.equal(again(x), model(x))
 
 
 def test_a_diffusivity_of_ones_own_has_to_be_given_again(tmp_path):
@@ -286,3 +290,16 @@ def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
         DIFFormer.from_pretrained("org/name")
     with pytest.raises(FileNotFoundError, match=r"nowhere.config.json is missing"):
         DIFFormer.from_pretrained("nowhere")
+
+
+def test_a_run_folder_is_not_mistaken_for_a_saved_model(tmp_path):
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "config.toml").write_text("")
+    for folder in (tmp_path, tmp_path / "seed-0"):
+        with pytest.raises(PretrainedError, match=r"belongs to a run of `difformer fit`.*load_run"):
+            DIFFormer.from_pretrained(folder)
+
+
+def test_a_misspelt_name_with_a_parameter_gets_a_suggestion():
+    with pytest.raises(ValueError, match=r"unknown diffusivity 'gausian:0\.5': did you mean gaussian"):
+        DIFFormer(4, 8, 2, diffusivity="gausian:0.5")

@@ -1,8 +1,7 @@
 """One call for all-pair propagation: which operator answers, and why.
 
-Exact unless a tolerance allows otherwise. Diffusivities that are sums use their sums. For all others N² pairs are
-computed, in O(N) memory, by the fastest operator for the device; with a tolerance and enough rows, N times F monomials
-cost less, and are chosen if they fit into free memory. No choice needs memory quadratic in N.
+Diffusivities that are sums use their sums. For all others the fastest operator of the device computes N² pairs in O(N)
+memory. With a tolerance, N times F monomials take their place where they cost less and fit into free memory.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from torch.nn import functional
 from difformer._compat import constant_result, is_transformed
 from difformer.attention import linear, pair_operator, polynomial, reference, tiles
 from difformer.attention.polynomial import Bounds, bounds, degree_for
-from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
 from difformer.attention.segments import Segments, as_segments
-from difformer.attention.summary import LINEAR, summarise
-from difformer.diffusivity import Diffusivity
+from difformer.attention.summary import LINEAR, summarise, with_mass
+from difformer.diffusivity import Diffusivity, safe_total
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
-LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU, relative to sums of monomials, which are float32
-MUCH_DEARER, MANY_SUMS = 100, 2e10  # times the cost of pairs, and additions: a user is warned beyond both
+LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU; sums of monomials are float32
+MUCH_DEARER, MANY_SUMS = 100, 2e10  # times the cost of pairs, and additions: beyond both there is a warning
 LONGEST_SOFTMAX_ROW = 512  # bytes: for longer rows torch has no kernel that keeps the pairs out of memory
 
 
@@ -63,7 +61,7 @@ def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
     """The sums of a graph, their weights and gradients, and the monomials held at a time."""
     degrees = polynomial.degrees_of(found)
     part = polynomial.CPU_PART if s.device.type == "cpu" else polynomial.GPU_PART
-    held = max(part, 64 * polynomial.count(s.d, max(max(degrees) - 1, 1)))
+    held = max(part, 64 * polynomial.count(s.d, polynomial.held(degrees)))
     return 4 * (4 * s.heads * polynomial.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
 
 
@@ -85,7 +83,6 @@ def _bounds(key: str, tol: float) -> Bounds:
 
 def softmax_serves(s: Situation, form: str) -> bool:
     """Whether torch's own attention answers without all pairs in memory: exponentials of one graph on a CUDA device."""
-    # On an H200, 19,717 rows of 64 channels in float32 take 15 ms, by tiles 17.
     known = s.device.type == "cuda" and s.dtype in (torch.float32, torch.bfloat16, torch.float16)
     fits = max(s.d, s.c) * s.dtype.itemsize <= LONGEST_SOFTMAX_ROW
     return known and fits and form == "exponential" and not s.batched
@@ -201,17 +198,15 @@ def propagate(
             share = (weight.to(k.dtype).log() / slope).clamp_min(torch.finfo(k.dtype).min / (4 * max(slope, 1)))
             k = torch.cat([k, share.view(-1, 1, 1).expand(-1, k.shape[1], 1)], -1)
             return propagate(torch.cat([q, torch.ones_like(q[..., :1])], -1), k, v, key, batch=batch, backend=backend)
-        # For values [w v, w] any operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by
-        # the second drops what it was normalised by.
-        mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
-        both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
+        # Any operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by the second drops
+        # what it was normalised by.
+        both = propagate(q, k, with_mass(v, weight), diffusivity, batch=batch, backend=backend, tol=tol)
         return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:  # as for any matrix product
         dtype = torch.get_autocast_dtype(q.device.type)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if torch.compiler.is_exporting() and batch is not None:
-        # An exported program knows neither this package nor how the next batch is laid out.
+    if torch.compiler.is_exporting() and batch is not None:  # the program does not know how batches are laid out
         return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
@@ -221,14 +216,15 @@ def propagate(
     with torch.autocast(q.device.type, enabled=False):
         if weight is not None:
             return summarise(k, v, key, weight).answer(q)
-        several, (_, heads, d), c = segments is not None, q.shape, v.shape[-1]
-        rows = q.shape[0] if segments is None else segments.largest
-        pairwise = segments is not None and pairs_are_cheaper(q, v, segments)
+        (rows, heads, d), c = q.shape, v.shape[-1]
+        batched, pairwise = segments is not None, False
+        if segments is not None:
+            rows, pairwise = segments.largest, pairs_are_cheaper(q, v, segments)
         transformed = not torch.compiler.is_compiling() and is_transformed(q)
-        situation = Situation(rows, d, c, heads, q.device, q.dtype, several, pairwise, transformed)
+        situation = Situation(rows, d, c, heads, q.device, q.dtype, batched, pairwise, transformed)
         if backend == "auto":
             backend = choose(situation, key, tol).backend
-            if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
+            if backend == "polynomial" and any(polynomial.beyond_ball(x) is not None for x in (q, k)):
                 backend = choose(situation, key, None).backend
         return _run(backend, q, k, v, key, segments, tol, situation)
 
@@ -236,8 +232,8 @@ def propagate(
 def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
     """Whether 2 n² (d + c) operations for the pairs of each graph are fewer than 4 n d c for its sums."""
     d, c = q.shape[-1], v.shape[-1]
-    pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
     rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)
+    pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
     return pairs * (d + c) < 2 * rows * d * c
 
 
@@ -275,18 +271,14 @@ def _run(
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
     """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels need."""
-
-    def laid(x: Tensor) -> Tensor:
-        missing = -x.shape[-1] % 16
-        return (functional.pad(x, (0, missing)) if missing else x).transpose(0, 1).unsqueeze(0)
-
-    values = v.expand(-1, q.shape[1], -1)
-    out = functional.scaled_dot_product_attention(laid(q), laid(k), laid(values), scale=slope)
-    return out.squeeze(0).transpose(0, 1)[..., : v.shape[-1]]
+    rows, channels = (q, k, v.expand(-1, q.shape[1], -1)), v.shape[-1]
+    q, k, v = (pair_operator.aligned(x).transpose(0, 1).unsqueeze(0) for x in rows)
+    out = functional.scaled_dot_product_attention(q, k, v, scale=slope)
+    return out.squeeze(0).transpose(0, 1)[..., :channels]
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
-    """Sums of monomials; in a batch large graphs go one by one, and all small ones together by their pairs."""
+    """Sums of monomials; of a batch, large graphs go one by one and all small ones together by their pairs."""
     powers = polynomial.expand(key, tol)
     pay = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], powers)
     if segments is None:
@@ -305,7 +297,7 @@ def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | 
 
 
 def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> None:
-    """Warns if monomials, whose number grows fast with degree and channels, cost much more than pairs."""
+    """Warns if monomials cost much more than pairs."""
     if torch.compiler.is_compiling():
         return
     sums = q.shape[0] * q.shape[1] * polynomial.total_count(q.shape[-1], polynomial.degrees_of(powers)) * v.shape[-1]

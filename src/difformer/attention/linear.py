@@ -7,10 +7,10 @@ With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each computed once,
 Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and D_i = a_iᵀP_i:
 
     ∂q_i = M a_i - D_i κ,   ∂M = Σ_i q_i a_iᵀ,   ∂κ = -Σ_i D_i q_i,   ∂ν = Σ_i a_i,
-    ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν,
+    ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν.
 
-so that nothing of size N×d is kept but the inputs: one pass over keys and one over queries, either way. Every pass goes
-through the rows in parts, which stay in the cache of a CPU; rows of low precision are converted part by part.
+Nothing of size N×d is kept but the inputs. Each direction is one pass over keys and one over queries, in parts that
+stay in the cache of a CPU; rows of low precision are converted part by part.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import form_of, working_dtype
-from difformer.attention.segments import Layout, Segments, Shapes, blocks
+from difformer.attention.segments import Layout, Segments, Shapes, blocks, packed
+from difformer.diffusivity import safe_total, smallest_total
+from difformer.kernels.gram import in_slices
 from difformer.shortcut import row_operator
+
+Count = Tensor | int  # keys that a row sums over
 
 CPU_PART = 1 << 20  # elements of q processed at a time
 GPU_PART = 1 << 26
@@ -48,39 +51,33 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
 def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
     """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
 
-    On a GPU a product of two tall matrices would use one processor per problem: the rows are cut into at most `most`
-    slices of at least `smallest` rows, which are multiplied side by side.
+    A GPU would use one processor per problem, so there the rows are cut into slices that are multiplied side by side.
     """
     problems, n, _ = a.shape
     slices = min(most // max(problems, 1), n // smallest) if a.is_cuda else 1
     if slices < 2:
         to.baddbmm_(a.mT, b)
-        return
-    whole = n // slices * slices
-    first, second = (x[:, :whole].unflatten(1, (slices, -1)).flatten(0, 1) for x in (a, b))
-    to.add_(torch.bmm(first.mT, second).unflatten(0, (problems, slices)).sum(1))
-    if whole < n:
-        to.baddbmm_(a[:, whole:].mT, b[:, whole:])
+    else:
+        to.add_(in_slices(a, b, slices))
 
 
-def _of(count: Tensor | int, p: slice) -> Tensor | int:
+def _of(count: Count, p: slice) -> Count:
     return count[p] if isinstance(count, Tensor) else count
 
 
 def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor, values: Tensor) -> None:
     """Writes M to `outer` ``[P, d, c]``, κ to `keys` ``[P, 1, d]`` and ν to `values` ``[P, 1, c]``."""
-    dtype = outer.dtype
     for state in (outer, keys, values):
         state.zero_()
     for p, i in parts(k):
-        part_k, part_v = k[p, i].to(dtype), v[p, i].to(dtype)
+        part_k, part_v = k[p, i].to(outer.dtype), v[p, i].to(outer.dtype)
         add_outer(outer[p], part_k, part_v)
         keys[p].add_(part_k.sum(1, keepdim=True))
         values[p].add_(part_v.sum(1, keepdim=True))
 
 
 def answer_queries(
-    q: Tensor, count: Tensor | int, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    q: Tensor, count: Count, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Writes P_i to `out` ``[P, n, c]`` and r_i to `total` ``[P, n, 1]``."""
     for p, i in parts(q):
@@ -91,12 +88,9 @@ def answer_queries(
 
 
 def query_gradients(
-    grad: Tensor, q: Tensor, total: Tensor, count: Tensor | int, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    grad: Tensor, q: Tensor, total: Tensor, count: Count, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν.
-
-    D_i = a_iᵀP_i = (q_iᵀM a_i + νᵀa_i) / r_i comes from M a_i, which ∂q needs anyhow: the output need not be kept.
-    """
+    """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν. D_i = (q_iᵀM a_i + νᵀa_i) / r_i needs no output."""
     dtype, (outer_grad, keys_grad, values_grad) = total.dtype, (x.new_zeros(x.shape) for x in (outer, keys, values))
     for p, i in parts(q):
         r, part = total[p, i], q[p, i].to(dtype)
@@ -153,24 +147,15 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    total: Tensor,
-    outer: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: Layout,
-    shapes: Shapes,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor,
+    layout: Layout, shapes: Shapes,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     grads = [torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v)]
     for block in blocks(layout, shapes, q.shape[0]):
         state = [outer, keys, values] if layout is None else _state(q, v, q.shape[0] * block.rows.shape[0])
         # Zero at padding, so that they may be summed: the gradient, keys and values.
-        for head, (g_h, k_h, v_h, q_h, r_h, q_grad, k_grad, v_grad, *sums) in block.pieces(
-            (grad, k, v, q, total), grads, state, zeroed=3
-        ):
+        pieces = block.pieces((grad, k, v, q, total), grads, state, zeroed=3)
+        for head, (g_h, k_h, v_h, q_h, r_h, q_grad, k_grad, v_grad, *sums) in pieces:
             if layout is not None:
                 sum_keys(k_h, v_h, *sums)
             pulled = query_gradients(g_h, q_h, r_h, block.count(q_h), q_grad, *sums)
@@ -181,18 +166,11 @@ def _backward(
 _propagate = row_operator("linear", _forward, _backward, _results, inputs=3, keep=slice(1, None))
 
 
-def _constant(v: Tensor, segments: Segments | None) -> Tensor:
-    """Each row gets the mean of its graph."""
-    if segments is None:
-        return v.mean(0, keepdim=True).expand_as(v)
-    wide = v.to(working_dtype(v.dtype))
-    total = wide.new_zeros(segments.num_graphs, *v.shape[1:]).index_add(0, segments.batch, wide)
-    return (total / segments.sizes.to(wide.dtype).clamp_min(1).view(-1, 1, 1)).to(v.dtype)[segments.batch]
-
-
 def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]`` in time linear in N."""
-    if form_of(diffusivity) == "constant":
-        return _constant(v, segments).expand(-1, q.shape[1], -1)
-    layout = (None, []) if segments is None else segments.packed
-    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *layout).squeeze(0).to(q.dtype)
+    if form_of(diffusivity) == "constant":  # each row gets the mean of its graph
+        if segments is None:
+            return v.mean(0, keepdim=True).expand_as(v).expand(-1, q.shape[1], -1)
+        means = segments.means(v.to(working_dtype(v.dtype))).to(v.dtype)
+        return means[segments.batch].expand(-1, q.shape[1], -1)
+    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *packed(segments)).squeeze(0).to(q.dtype)

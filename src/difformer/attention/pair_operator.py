@@ -1,7 +1,7 @@
 r"""All-pair propagation in one Triton kernel forward and two backward: exact, O(N) memory, for CUDA devices.
 
-Scores of unit rows are bounded, so the sums need no running maximum: with r_i = Σ_j g_ij and o_i = Σ_j g_ij v_j / r_i
-one pass over the keys suffices. Backward, with a_i = ∂o_i / r_i and c_i = a_iᵀo_i, each pass recomputes its scores:
+Scores of unit rows are bounded, so that one pass over the keys suffices: r_i = Σ_j g_ij, o_i = Σ_j g_ij v_j / r_i.
+Backward, with a_i = ∂o_i / r_i and c_i = a_iᵀo_i, each pass recomputes its scores:
 
 .. math::
     ∂s_{ij} = g'(s_{ij}) (a_i^\top v_j - c_i), \quad ∂q_i = \sum_j ∂s_{ij} k_j, \quad
@@ -26,7 +26,7 @@ from difformer.errors import UserError
 from difformer.shortcut import row_operator
 
 try:
-    from difformer.attention import triton_pairs as kernels
+    from difformer.kernels import triton_pairs as kernels
 except ImportError:  # no Triton where there is no GPU
     kernels = None  # type: ignore[assignment]
 
@@ -36,8 +36,8 @@ SPLIT = 1024  # elements that a program splits into parts
 PART = torch.bfloat16
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
-# number of bfloat16 parts of a factor. Measured on an H200 with 19,717 rows of 64: an answer and its gradients take
-# 3.5 ms in two parts and 8.4 in three; torch's products, tile by tile, take 10 in TF32 and 15 in float32.
+# number of bfloat16 parts of a factor. On an H200 with 19,717 rows of 64 an answer and its gradients take 3.5 ms in two
+# parts and 8.4 in three; tile by tile in torch, 10 in TF32 and 15 in float32.
 TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     1: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
     2: ((64, 32, 4, 3), (32, 64, 4, 2), (64, 32, 4, 2)),
@@ -49,33 +49,34 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @constant_result
 def parts_of(dtype: torch.dtype) -> int:
-    """Parts of a factor: one in low precision; for float32 three, or two where torch may multiply in TF32.
-
-    Three parts give products of 24 bits, as float32 has. Two give 16 where TF32 has 11; this is what PyTorch calls the
-    precision "high".
-    """
+    """Parts of a factor: for float32 three (24 bits), or two (16 bits) where torch may multiply in TF32 (11 bits)."""
     if dtype != torch.float32:
         return 1
     return 3 if torch.get_float32_matmul_precision() == "highest" else 2
 
 
-def _looked_up(ranges: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
-    """What the kernels look up of each row's graph; of one graph they look nothing up."""
-    return (like,) * 3 if ranges is None else ranges.unbind()
+def _shared(q: Tensor, v: Tensor, ranges: Tensor | None, *least: float) -> tuple[Any, ...]:
+    """Arguments of all kernels: each row's graph (not read for a single one), sizes, and strides of queries and values.
 
-
-def _strides(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
-    """Elements between problems, and between parts, of queries and of values."""
+    The strides are the elements between problems and between parts.
+    """
     (problems, n, d), c = q.shape, v.shape[-1]
-    return n * d, n * c, problems * n * d, problems * n * c
+    graphs = (q,) * 3 if ranges is None else ranges.unbind()
+    return *graphs, n, d, c, *least, n * d, n * c, problems * n * d, problems * n * c
+
+
+def _options(
+    kernel: int, q: Tensor, v: Tensor, ranges: Tensor | None, form: int, parts: int
+) -> tuple[int, int, dict[str, Any]]:
+    """Rows and columns of a block, and what a kernel is compiled for; channels are padded to powers of two."""
+    d, c = q.shape[-1], v.shape[-1]
+    rows, columns, warps, stages = WIDE[kernel] if parts > 1 and max(d, c) > 64 else TILES[parts][kernel]
+    options = {"FORM": form, "PARTS": parts, "BATCHED": ranges is not None, "num_warps": warps, "num_stages": stages}
+    return rows, columns, options | {"BM": rows, "BN": columns, "BD": _width(d), "BC": _width(c)}
 
 
 def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
-
-
-def _tiles(kernel: int, d: int, c: int, parts: int) -> tuple[int, int, int, int]:
-    return WIDE[kernel] if parts > 1 and max(d, c) > 64 else TILES[parts][kernel]
 
 
 def _split(x: Tensor, parts: int) -> Tensor:
@@ -95,30 +96,19 @@ def _forward(
 
     `ranges` ``[3, N]`` int32 says where each row's graph begins and ends and which it is; None stands for one graph.
     """
-    (problems, n, d), c = q.shape, v.shape[-1]
-    out, total = v.new_empty(v.shape), torch.empty(problems, n, dtype=torch.float32, device=q.device)
-    bm, bn, warps, stages = _tiles(0, d, c, parts)
-    kernels._forward[(-(-n // bm), problems)](
-        _split(q, parts), _split(k, parts), _split(v, parts), out, total, *_looked_up(ranges, q), n, d, c, least,
-        *_strides(q, v), FORM=form, PARTS=parts, BATCHED=ranges is not None, BM=bm, BN=bn, BD=_width(d), BC=_width(c),
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    problems, n, _ = q.shape
+    out, total = _results(q, k, v)
+    rows, _, options = _options(0, q, v, ranges, form, parts)
+    factors = [_split(x, parts) for x in (q, k, v)]
+    kernels._forward[(-(-n // rows), problems)](*factors, out, total, *_shared(q, v, ranges, least), **options)
     return out, total
 
 
 def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    total: Tensor,
-    ranges: Tensor | None,
-    form: int,
-    least: float,
-    parts: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    (problems, n, d), c = q.shape, v.shape[-1]
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, ranges: Tensor | None, form: int,
+    least: float, parts: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    problems, n, _ = q.shape
     scaled = grad.float() / total.unsqueeze(-1)
     const = (scaled * out.float()).sum(-1)
     # A total that was clamped does not depend on q and k.
@@ -126,16 +116,11 @@ def _backward(
     const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)  # in order, whatever the inputs are
     factors = [_split(x, parts) for x in (q, k, v, scaled.to(v.dtype))]
-    shared = (*_looked_up(ranges, q), n, d, c, *_strides(q, v))
-    options = {"FORM": form, "PARTS": parts, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c)}
-    bm, bn, warps, stages = _tiles(1, d, c, parts)
-    kernels._backward_keys[(-(-n // bn), problems)](
-        *factors, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
-    )
-    bm, bn, warps, stages = _tiles(2, d, c, parts)
-    kernels._backward_queries[(-(-n // bm), problems)](
-        *factors, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
-    )
+    shared = _shared(q, v, ranges)
+    _, columns, options = _options(1, q, v, ranges, form, parts)
+    kernels._backward_keys[(-(-n // columns), problems)](*factors, const, dk, dv, *shared, **options)
+    rows, _, options = _options(2, q, v, ranges, form, parts)
+    kernels._backward_queries[(-(-n // rows), problems)](*factors, const, dq, *shared, **options)
     return dq, dk, dv
 
 
@@ -146,10 +131,10 @@ def _results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
 _propagate = row_operator("fused", _forward, _backward, _results, inputs=3)
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Contiguous, with a multiple of 16 channels: rows of other lengths are not aligned for the copy engine."""
+def aligned(x: Tensor) -> Tensor:
+    """With a multiple of 16 channels: rows of other lengths are not aligned for the copy engine."""
     missing = -x.shape[-1] % 16
-    return functional.pad(x, (0, missing)) if missing else x.contiguous()
+    return functional.pad(x, (0, missing)) if missing else x
 
 
 def serves(form: str, device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -172,7 +157,7 @@ def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segme
     if segments is not None:
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
     ranges = None if segments is None else segments.ranges
-    laid = [_aligned(x.transpose(0, 1)) for x in rows]
+    laid = [aligned(x.transpose(0, 1)).contiguous() for x in rows]
     options = (FORMS[form], least_of(diffusivity), parts_of(q.dtype))
     out = _propagate(*laid, ranges, *options).transpose(0, 1)[..., :channels]
     return out if segments is None else out.index_select(0, segments.place_by_graph)

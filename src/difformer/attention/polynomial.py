@@ -1,12 +1,11 @@
 """A diffusivity as a polynomial on [-1, 1], with an error known beforehand: all pairs in linear time.
 
 Scores of rows of norm at most one lie in [-1, 1], where g is smooth. Its interpolant at the p + 1 Chebyshev points,
-written in powers,
 
     g(x) ≈ Σ_p a_p x^p,
 
-is off by a factor 1 ± ε at most. Rows are normalised by sums of the same positive g, so that no weight of the attention
-is off by more than (1 + ε) / (1 - ε). Gradients follow g', whose bound is larger: both are reported (`Bounds`).
+is off by a factor 1 ± ε at most, and no weight of the attention by more than (1 + ε) / (1 - ε). Gradients follow g',
+whose bound is larger: both are reported (`Bounds`).
 
 A power of an inner product is (q·k)^p = Σ_α w_α q^α k^α over the C(d + p - 1, p) symmetric monomials of degree p, with
 the multinomial weights w_α = p! / α!. So polynomial attention is two sums, `moments` and `evaluate`,
@@ -14,17 +13,15 @@ the multinomial weights w_α = p! / α!. So polynomial attention is two sums, `m
     T_α = Σ_j k_j^α [v_j, 1],      [Σ_j g_ij v_j, Σ_j g_ij] ≈ Σ_α a_p w_α q_i^α T_α,
 
 in time O(N F c) for F monomials and memory O(N c + F c). Degrees whose coefficient is zero are left out: sigmoid to
-1e-3 needs 0, 1 and 3. Each sum is the other's adjoint: the gradient of the values is an `evaluate`, that of T is a
-`moments`; the gradient of the rows comes with either.
+1e-3 needs 0, 1 and 3. Each sum is the other's adjoint; the gradient of the rows comes with either.
 
 The monomials x_a x_b x_c with a ≤ b ≤ c stand in lexicographic order. Those that begin with x_a are x_a times the
-*tail* of the list of degree p - 1 that uses variables from a on. So a sum over monomials needs the list of degree p - 1
-alone, for some rows at a time, and one matrix product per leading variable a:
+*tail* of the list of degree p - 1 that uses variables from a on. So a sum over monomials needs only the list of degree
+p - 1, for some rows at a time, and one matrix product per leading variable a:
 
     T_a = Σ_i tail_a(x_i) (x_ia y_i)ᵀ,        z_i = Σ_a x_ia (T_aᵀ tail_a(x_i)).
 
-In `add_moments` and `evaluate_rows` rows run along the last axis, ``[monomials, n]``: there are many rows and few
-channels.
+In `add_moments` and `evaluate_rows` rows run along the last axis, ``[monomials, n]``.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     # Zeros are recognised in the Chebyshev basis, which rounding affects least.
     series[np.abs(series) < NEGLIGIBLE * np.abs(series).max()] = 0.0
     powers = chebyshev.cheb2poly(series)
-    powers = np.concatenate([powers, np.zeros(degree + 1 - len(powers))])
+    powers = np.pad(powers, (0, degree + 1 - len(powers)))
     powers[np.abs(powers) < NEGLIGIBLE * np.abs(powers).max()] = 0.0
     return tuple(float(a) for a in powers)
 
@@ -122,15 +119,15 @@ def degree_for(diffusivity: Diffusivity, tol: float) -> int:
     )
 
 
+@functools.lru_cache(maxsize=256)
+def _expanded(diffusivity: Diffusivity, tol: float) -> tuple[float, ...]:
+    return apart(lambda: coefficients(diffusivity, degree_for(diffusivity, tol)))
+
+
 @constant_result
 def expand(diffusivity: str | Diffusivity, tol: float = DEFAULT_TOL) -> tuple[float, ...]:
     """Coefficients of the polynomial of least degree that keeps g within `tol`."""
     return _expanded(diffusivity_of(diffusivity), tol)
-
-
-@functools.lru_cache(maxsize=256)
-def _expanded(diffusivity: Diffusivity, tol: float) -> tuple[float, ...]:
-    return apart(lambda: coefficients(diffusivity, degree_for(diffusivity, tol)))
 
 
 @constant_result
@@ -139,23 +136,20 @@ def pairs_that_pay(d: int, c: int, polynomial: tuple[float, ...]) -> int:
     return 2 * total_count(d, degrees_of(polynomial)) * (c + 1) // (d + c)
 
 
-def longest_row(x: Tensor) -> float:
-    """The largest norm of a row."""
-    norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
-    return float(norms.max()) if x.numel() else 0.0
-
-
-def within_ball(x: Tensor) -> bool:
-    """Whether all rows have norm at most one, up to rounding; assumed if values cannot be read."""
-    return not is_eager(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
+def beyond_ball(x: Tensor) -> float | None:
+    """The largest norm of a row, if it is above one beyond rounding; None also if values cannot be read."""
+    if not is_eager(x) or not x.numel():
+        return None
+    norm = float(torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype)).max())
+    return None if norm <= 1 + NORM_SLACK.get(x.dtype, 1e-4) else norm
 
 
 def check_norms(**rows: Tensor) -> None:
     """Refuses rows of norm above one, by the name of the argument."""
     for name, x in rows.items():
-        if not within_ball(x):
+        if (norm := beyond_ball(x)) is not None:
             raise UserError(
-                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest_row(x):.4g}; "
+                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {norm:.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
             )
 
@@ -166,7 +160,6 @@ def count(d: int, degree: int) -> int:
 
 
 def total_count(d: int, degrees: Sequence[int]) -> int:
-    """Monomials of several degrees."""
     return sum(count(d, degree) for degree in degrees)
 
 
@@ -219,14 +212,14 @@ def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
 
 
 def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Each degree and its monomials, which stand one after the other."""
+    """Each degree and its monomials."""
     at = 0
     for degree in degrees:
         yield degree, state[at : at + count(d, degree)]  # not of a split, whose views an export cannot write to
         at += count(d, degree)
 
 
-def _held(degrees: Sequence[int]) -> int:
+def held(degrees: Sequence[int]) -> int:
     """The degree of the longest list that is needed: one less than that of the polynomial."""
     return max(max(degrees, default=0) - 1, 1)
 
@@ -237,7 +230,7 @@ def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
         yield slice(None)
         return
     budget = elements_at_a_time(x.device, CPU_PART, GPU_PART)
-    step = max(budget // max(count(x.shape[1], _held(degrees)), 1), 64)
+    step = max(budget // max(count(x.shape[1], held(degrees)), 1), 64)
     for i in range(0, x.shape[0], step):
         yield slice(i, i + step)
 
@@ -251,7 +244,7 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
     """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
     for rows in parts(x, degrees):
         part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
-        lists = powers(part, _held(degrees))
+        lists = powers(part, held(degrees))
         for degree, moments in _each(to, x.shape[1], degrees):
             if degree == 0:
                 moments.add_(values.sum(1))
@@ -271,7 +264,7 @@ def evaluate_rows(
     """
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
-        lists = powers(part, _held(degrees))
+        lists = powers(part, held(degrees))
         total = state.new_zeros(state.shape[1], part.shape[1])
         given = part.new_empty(0) if u is None else u[rows].T.to(state.dtype).contiguous()
         grads = [] if u is None else [torch.zeros_like(m) for m in lists]
@@ -299,64 +292,59 @@ def degrees_of(coefficients: Sequence[float]) -> list[int]:
     return [degree for degree, a in enumerate(coefficients) if a != 0]
 
 
-def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
-    return state * _weights(d, tuple(coefficients), state.device, state.dtype)
-
-
-@constant_result
-def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    # A function of its own: compilers look through a cache, at the thread behind it.
-    return _kept_weights(d, coefficients, device, dtype)
-
-
 @functools.lru_cache(maxsize=64)
 def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
+    """a_p ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
     each = lambda: torch.cat([coefficients[p] * weights(d, p) for p in degrees_of(coefficients)]).unsqueeze(1)
     return apart(lambda: each().to(device=device, dtype=dtype))
 
 
-def _moments_room(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
-    shape = (x.shape[0], x.shape[2], total_count(x.shape[3], degrees_of(coefficients)), y.shape[-1])
+@constant_result
+def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    # A function of its own: compilers would look through the cache, at the thread behind it.
+    return _kept_weights(d, coefficients, device, dtype)
+
+
+def _moments_room(x: Tensor, y: Tensor, degrees: Sequence[int]) -> Tensor:
+    shape = (x.shape[0], x.shape[2], total_count(x.shape[3], degrees), y.shape[-1])
     return y.new_empty(shape, dtype=working_dtype(x.dtype))
 
 
-def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+def _moments(x: Tensor, y: Tensor, degrees: Sequence[int]) -> Tensor:
     """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T ``[runs, H, monomials, w]``."""
-    state, y = torch.zeros_like(_moments_room(x, y, coefficients)), y.expand(-1, -1, x.shape[2], -1)
+    state, y = torch.zeros_like(_moments_room(x, y, degrees)), y.expand(-1, -1, x.shape[2], -1)
     for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
-        add_moments(x[run, :, head], y[run, :, head], degrees_of(coefficients), state[run, head])
+        add_moments(x[run, :, head], y[run, :, head], degrees, state[run, head])
     return state
 
 
-def _moments_backward(grad: Tensor, x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
-    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), coefficients, y)
-    y_grad = y_grad if y.shape[2] == x.shape[2] else y_grad.sum(2, keepdim=True)
-    return x_grad.to(x.dtype), y_grad.to(y.dtype)
+def _moments_backward(grad: Tensor, x: Tensor, y: Tensor, degrees: Sequence[int]) -> tuple[Tensor, Tensor]:
+    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), degrees, y)
+    shared = y.shape[2] != x.shape[2]
+    return x_grad.to(x.dtype), (y_grad.sum(2, keepdim=True) if shared else y_grad).to(y.dtype)
 
 
-def _evaluate_room(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+def _evaluate_room(x: Tensor, state: Tensor, degrees: Sequence[int]) -> Tensor:
     return state.new_empty((*x.shape[:3], state.shape[-1]))
 
 
-def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+def _evaluate(x: Tensor, state: Tensor, degrees: Sequence[int]) -> Tensor:
     """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
-    return _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients)[0]
+    return _evaluate_and_pull(x, state, degrees)[0]
 
 
-def _evaluate_backward(grad: Tensor, x: Tensor, state: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
-    _, x_grad = _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), coefficients, grad)
-    return x_grad.to(x.dtype), _weighted(_moments(x, grad, coefficients), x.shape[3], coefficients)
+def _evaluate_backward(grad: Tensor, x: Tensor, state: Tensor, degrees: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return _evaluate_and_pull(x, state, degrees, grad)[1].to(x.dtype), _moments(x, grad, degrees)
 
 
 def _evaluate_and_pull(
-    x: Tensor, state: Tensor, coefficients: Sequence[float], u: Tensor | None = None
+    x: Tensor, state: Tensor, degrees: Sequence[int], u: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Σ_α x_i^α T_α, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it (empty without `u`)."""
-    out, x_grad = _evaluate_room(x, state, coefficients), state.new_empty((0,) if u is None else x.shape)
+    out, x_grad = _evaluate_room(x, state, degrees), state.new_empty((0,) if u is None else x.shape)
     for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
         pulled = () if u is None else (u.expand_as(out)[run, :, head], x_grad[run, :, head])
-        evaluate_rows(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head], *pulled)
+        evaluate_rows(x[run, :, head], state[run, head], degrees, out[run, :, head], *pulled)
     return out, x_grad
 
 
@@ -366,12 +354,13 @@ _sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _ev
 
 def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     """T for ``x [N, H, d]`` and ``y [N, H or 1, w]``: ``[H, monomials, w]``, in the working precision."""
-    # An exported program must run where this package is not installed: it gets the operations.
+    # An exported program must run where this package is not installed.
     work = _moments if torch.compiler.is_exporting() else _sum_moments
-    return work(x.unsqueeze(0), y.unsqueeze(0), list(coefficients)).squeeze(0)
+    return work(x.unsqueeze(0), y.unsqueeze(0), degrees_of(coefficients)).squeeze(0)
 
 
 def evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
     """z for ``x [N, H, d]`` and the T of `moments`: ``[N, H, w]``."""
+    state = state * _weights(x.shape[-1], tuple(coefficients), state.device, state.dtype)
     work = _evaluate if torch.compiler.is_exporting() else _sum_monomials
-    return work(x.unsqueeze(0), state.unsqueeze(0), list(coefficients)).squeeze(0)
+    return work(x.unsqueeze(0), state.unsqueeze(0), degrees_of(coefficients)).squeeze(0)

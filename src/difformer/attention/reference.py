@@ -12,21 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, diffusivity_of, form_of, least_of, slope_of
-from difformer.diffusivity import Diffusivity
-
-
-def smallest_total(count: Tensor | int, like: Tensor, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
-    """The least row sum that is divided by: `least` for each of the `count` nodes summed."""
-    if isinstance(count, Tensor):
-        return least * count.to(like.dtype)
-    return like.new_full((), least * count)
-
-
-def safe_total(total: Tensor, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
-    """Row sums kept away from zero: at least `smallest_total` of the `count` nodes summed."""
-    floor = smallest_total(count, total, least)
-    return torch.where(total.abs() < floor, floor, total)
+from difformer.attention.scores import diffusivity_of, form_of, least_of, slope_of
+from difformer.diffusivity import Diffusivity, safe_total
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How an operator evaluates a diffusivity on a tile of scores: g(x), and the pullback w ↦ w · g'(x).
 
-The diffusivities with a closed form (`FORMS`) are recognised by their values, not by their names, so that a user's own
-e^(-u) is as fast and as safe as a built-in one. For every other one the slope comes from automatic differentiation.
+Closed forms (`FORMS`) are recognised by their values, not by their names, so that a user's own e^(-u) is as fast and as
+safe as a built-in one. For every other diffusivity the slope comes from automatic differentiation.
 
 Exponentials g(x) = e^(a x + b) are row-normalised as a softmax of a x: b cancels, and with the largest score of a row
 subtracted nothing overflows, whatever the norms of q and k.
@@ -22,11 +22,7 @@ import torch
 from torch import Tensor
 
 from difformer._compat import constant_result
-from difformer.diffusivity import CONSTANT, IDENTITY, OWN, SIGMOID, SIMPLE, Diffusivity, Elementwise, as_diffusivity
-
-# If all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
-# rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
-SMALLEST_MEAN_EXCHANGE = 1e-6
+from difformer.diffusivity import OWN, SMALLEST_MEAN_EXCHANGE, Diffusivity, Elementwise, as_diffusivity
 
 FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
 
@@ -50,7 +46,7 @@ class Score:
 
     @property
     def least(self) -> float:
-        """Mean exchange of a row below which it counts as none; see `difformer.attention.reference.smallest_total`."""
+        """Mean exchange of a row below which it counts as none; see `difformer.diffusivity.smallest_total`."""
         return SMALLEST_MEAN_EXCHANGE if self.form == "simple" else 1e-37
 
     @property
@@ -59,7 +55,7 @@ class Score:
 
     def value(self, x: Tensor) -> Tensor:
         """g(x); `x` may be overwritten. Exponentials expect a x less a bound of the row."""
-        if self.form == "exponential":
+        if self.exponential:
             return x.exp_()
         if self.form == "sigmoid":
             return x.sigmoid_()
@@ -72,7 +68,7 @@ class Score:
         if self.form == "general":
             return _vjp(self.diffusivity.g, x)
         g = self.value(x)
-        if self.form == "exponential":
+        if self.exponential:
             return g, lambda w: w.mul_(g)
         if self.form == "sigmoid":
             return g, lambda w: torch.ops.aten.sigmoid_backward.grad_input(w, g, grad_input=w)
@@ -99,8 +95,9 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     """A string for a diffusivity or its name, the same at every call; a key passes through."""
     if isinstance(given, str) and given in _SCORES:
         return given
-    named = isinstance(given, str) and given not in OWN  # what is registered can be replaced, so it is not kept
-    diffusivity = _named(given, channels) if named else as_diffusivity(given)
+    # What is registered can be replaced, so it is not kept.
+    built_in = isinstance(given, str) and given not in OWN
+    diffusivity = _named(given, channels) if built_in else as_diffusivity(given)
     score = vars(diffusivity).get("_score")
     if score is None:  # equal diffusivities share theirs, so that nothing is compiled twice
         score = next((known for known in list(_SCORES.values()) if known.diffusivity == diffusivity), None)
@@ -170,7 +167,6 @@ def _form(diffusivity: Diffusivity) -> tuple[str, float]:
     return ("exponential", slope) if same else ("general", 1.0)
 
 
-# Forms are recognised by values, which are not available during an export: the fixed ones are entered here, the others
-# when a layer is made with them.
-for _known in (SIMPLE, SIGMOID, CONSTANT, IDENTITY):
+# Values are not available during an export: the fixed forms are entered here, others when a layer is made with them.
+for _known in ("simple", "sigmoid", "constant", "identity"):
     score_key(_known)

@@ -1,8 +1,8 @@
 """Segments: several graphs in one set of rows, kept apart.
 
-All-pair propagation over a batch must never let one graph see another. Graphs of similar size are laid side by side
-into blocks ``[graphs, nodes]``, so that each block is one batched matrix product. If a graph is shorter than its block,
-its own first row is repeated and masked: nothing comes from another graph. The layout is computed once for all layers.
+Graphs of similar size are laid side by side into blocks ``[graphs, nodes]``, so that each block is one batched matrix
+product. If a graph is shorter than its block, its own first row is repeated and masked: nothing comes from another
+graph. The layout is computed once for all layers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,15 +28,13 @@ Shapes = Sequence[int]
 class Block:
     """Graphs of similar size side by side; or, without `rows`, all rows as they are.
 
-    ``rows [graphs, nodes]`` says which row of the input stands at each place (at padding, the first row of the same
-    graph) and ``sizes [graphs]`` how many rows each graph has; `order` are the rows that are no padding and `place`
-    their places in the block (None if no place is padding). Tensors of an operator are ``[runs, N, …]``.
+    Tensors of an operator are ``[runs, N, …]``.
     """
 
-    rows: Tensor = None  # type: ignore[assignment]  # all rows as they are
-    sizes: Tensor = None  # type: ignore[assignment]
-    order: Tensor = None  # type: ignore[assignment]
-    place: Tensor | None = None
+    rows: Tensor = None  # type: ignore[assignment]  # [graphs, nodes]: the row of the input at each place
+    sizes: Tensor = None  # type: ignore[assignment]  # [graphs]: rows of each graph
+    order: Tensor = None  # type: ignore[assignment]  # the rows that are not padding
+    place: Tensor | None = None  # their places in the block; None without padding
     runs: int = 1
 
     @property
@@ -54,7 +53,6 @@ class Block:
 
     def count(self, keys: Tensor) -> Tensor | int:
         """Keys that each row sums over, to go with ``[runs × graphs, nodes, 1]``."""
-        # A traced program has sizes that are tensors.
         return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
 
     def pad(self, x: Tensor) -> Tensor:
@@ -63,22 +61,12 @@ class Block:
 
     def take(self, x: Tensor, *, zero: bool = False) -> Tensor:
         """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``; with `zero`, zero at padding."""
-        if self.rows is None:
-            return x
         taken = x.index_select(1, self.rows.flatten()).view(-1, self.rows.shape[1], *x.shape[2:])
         padding = self.padding if zero else None
         return taken if padding is None else taken.masked_fill_(padding.view(*padding.shape, *[1] * (x.dim() - 2)), 0)
 
-    def room(self, x: Tensor) -> Tensor:
-        """Where the result that belongs into `x` is written: `x` itself, or a block of its own."""
-        if self.rows is None:
-            return x
-        return x.new_empty((x.shape[0] * self.rows.shape[0], self.rows.shape[1], *x.shape[2:]))
-
     def put(self, x: Tensor, result: Tensor) -> None:
         """The block's result back into rows ``[runs, N, …]``."""
-        if self.rows is None:
-            return
         flat = result.view(x.shape[0], self.rows.numel(), *x.shape[2:])
         x.index_copy_(1, self.order, flat if self.place is None else flat.index_select(1, self.place))
 
@@ -89,15 +77,19 @@ class Block:
 
         The first `zeroed` inputs are zero at padding. After the last head the results are put into `outputs`.
         """
+        if self.rows is None:
+            yield from enumerate(by_head(*inputs, *outputs, *state))
+            return
+        graphs, nodes = self.rows.shape
         taken = [self.take(x, zero=at < zeroed) for at, x in enumerate(inputs)]
-        room = [self.room(x) for x in outputs]
+        room = [x.new_empty((x.shape[0] * graphs, nodes, *x.shape[2:])) for x in outputs]
         yield from enumerate(by_head(*taken, *room, *state))
         for x, result in zip(outputs, room, strict=True):
             self.put(x, result)
 
 
 def blocks(layout: Layout, shapes: Shapes, runs: int = 1) -> Iterator[Block]:
-    """The blocks of `Segments.packed`, or the whole graph."""
+    """The blocks that `packed` describes, or the whole graph."""
     if layout is None:
         yield Block()
         return
@@ -105,6 +97,13 @@ def blocks(layout: Layout, shapes: Shapes, runs: int = 1) -> Iterator[Block]:
     parts = iter(layout.split([size for g, n, real in counts for size in (g * n, real, real, g)]))
     for (graphs, nodes, real), rows, order, place, sizes in zip(counts, parts, parts, parts, parts, strict=True):
         yield Block(rows.view(graphs, nodes), sizes, order, None if real == graphs * nodes else place, runs)
+
+
+def packed(segments: Segments | None) -> tuple[Layout, list[int]]:
+    """What `blocks` takes; None is one graph."""
+    if segments is None:
+        return None, []
+    return segments.layout, [number for shape in segments.shapes for number in shape]
 
 
 def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -117,8 +116,7 @@ def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(x[:, :, h if x.shape[2] > 1 else 0] for x in tensors)
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """How graphs are put into blocks."""
 
     stretch: float  # a block takes sizes up to this multiple of its smallest
@@ -159,8 +157,7 @@ class Segments:
         if num_graphs is not None and num_graphs < needed:
             raise UserError(f"num_graphs is {num_graphs}, but batch names graph {needed - 1}")
         self.num_graphs = needed if num_graphs is None else num_graphs
-        # Made under inference mode it could never be trained on.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False):  # tensors of inference mode could never be trained on
             self.batch = batch.long().clone() if batch.is_inference() else batch.long()
             self.sizes = torch.bincount(self.batch, minlength=self.num_graphs)
             self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
@@ -197,14 +194,17 @@ class Segments:
         return torch.stack([(end - self.sizes)[graph], end[graph], graph]).int()
 
     @property
-    def packed(self) -> tuple[Tensor, list[int]]:
-        """For `blocks`."""
-        return self.layout, [number for shape in self.shapes for number in shape]
-
-    @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, smallest graphs first."""
-        return tuple(blocks(*self.packed))
+        return tuple(blocks(*packed(self)))
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums of rows ``[N, …]`` over each graph, ``[num_graphs, …]``."""
+        return x.new_zeros(self.num_graphs, *x.shape[1:]).index_add(0, self.batch, x)
+
+    def means(self, x: Tensor) -> Tensor:
+        """Means likewise; zero for a graph without rows."""
+        return self.sums(x) / self.sizes.to(x.dtype).clamp_min(1).view(-1, *[1] * (x.dim() - 1))
 
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Padded results ``[graphs, nodes, …]``, one per block, back to rows ``[N, …]``."""

@@ -16,8 +16,8 @@ any other                   `Pairs`: the keys and values, visited in tiles  O(N 
                             with a running maximum and normaliser
 =========================== =============================================== ==========
 
-So one graph, a graph in chunks of rows, weighted rows, rows on several ranks (add = all-reduce) and unseen rows (keep
-the summary) are the same computation. All summaries are differentiable.
+One graph, a graph in chunks of rows, weighted rows, rows on several ranks (add = all-reduce) and unseen rows (keep the
+summary) are the same computation. All summaries are differentiable.
 """
 
 from __future__ import annotations
@@ -29,11 +29,8 @@ import torch
 from torch import Tensor
 
 from difformer.attention import polynomial, tiles
-from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
-from difformer.attention.tiles import Sums as RunningSums
-from difformer.attention.tiles import add_keys
-from difformer.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity, safe_total
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,14 +72,6 @@ class FixedSize:
 class Sums(FixedSize):
     """g(x) = 1 + x, or 1: ``[H, 1 + d, 1 + c]`` sums Σ_j w_j [1, k_j]ᵀ[1, v_j]; d is 0 for the constant diffusivity."""
 
-    @staticmethod
-    def of(k: Tensor | None, v: Tensor, weight: Tensor | None) -> Sums:
-        ones = v.new_ones(*v.shape[:2], 1)
-        left = ones if k is None else torch.cat([ones, k], -1)
-        if weight is not None:
-            left = left * weight.to(v.dtype).view(-1, 1, 1)
-        return Sums(torch.einsum("nha,nhb->hab", left, torch.cat([ones, v], -1)))
-
     def answer(self, q: Tensor) -> Tensor:
         state = self.sums.to(working_dtype(q.dtype))
         count, values = state[:, :1, :1], state[:, :1, 1:]
@@ -119,9 +108,7 @@ class Moments(FixedSize):
 class Pairs:
     """Any g, exactly: keys and values are kept, and each answer visits them block by block and tile by tile.
 
-    Exponentials keep the largest score of each row and rescale when a larger one comes, so that nothing overflows or
-    underflows where one dense softmax would not. Blocks may be on another device than the queries; they are copied one
-    at a time.
+    Blocks may be on another device than the queries; they are copied one at a time.
     """
 
     blocks: tuple[tuple[Tensor, Tensor, Tensor | None], ...]  # keys [m, H, d], values [m, H, c] and weights [m]
@@ -130,36 +117,33 @@ class Pairs:
     def answer(self, q: Tensor) -> Tensor:
         inputs = (q, *(x for block in self.blocks for x in block if x is not None))
         tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        whole, wide = tracked or torch.compiler.is_exporting(), q.to(working_dtype(q.dtype))
-        return (self._whole(wide) if whole else self._streamed(wide)).to(q.dtype)
+        answer = self._whole if tracked or torch.compiler.is_exporting() else self._streamed
+        return answer(q.to(working_dtype(q.dtype))).to(q.dtype)
 
     def _moved(self, block: tuple[Tensor, Tensor, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values in the queries' place and precision; with weights, values are [w v, w]."""
         k, v, weight = block
         k, v = k.to(q.device, q.dtype), v.to(q.device, q.dtype)
-        if weight is not None:
-            mass = weight.to(q.device, q.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
-            v = torch.cat([mass * v, mass], -1)
-        return k, v
+        return k, v if weight is None else with_mass(v, weight.to(q.device))
 
     @property
     def weighted(self) -> bool:
         return self.blocks[0][2] is not None
 
     def _whole(self, q: Tensor) -> Tensor:
-        keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
-        out = tiles.propagate(q, torch.cat(keys), torch.cat(values), score_key(self.diffusivity))
+        k, v = (torch.cat(parts) for parts in zip(*(self._moved(block, q) for block in self.blocks), strict=True))
+        out = tiles.propagate(q, k, v, score_key(self.diffusivity))
         return _divided(out) if self.weighted else out
 
     def _streamed(self, q: Tensor) -> Tensor:
         score, count = find_score(score_key(self.diffusivity)), 0
         queries = (q * score.slope if score.exponential else q).detach().transpose(0, 1).contiguous()
         width = self.blocks[0][1].shape[-1] + self.weighted
-        sums = RunningSums.start(score, q.new_empty(q.shape[1], q.shape[0], width))
+        sums = tiles.Sums.start(score, q.new_empty(q.shape[1], q.shape[0], width))
         for block in self.blocks:
-            k, v = self._moved(block, q)
-            add_keys(score, queries, k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), sums)
-            count += k.shape[0]
+            k, v = (x.transpose(0, 1).contiguous() for x in self._moved(block, q))
+            tiles.add_keys(score, queries, k, v, sums)
+            count += k.shape[1]
         # The weights' own column is the total, relative to the largest score as the others are.
         out = _divided(sums.weighted) if self.weighted else sums.finish(count, score.least)[0]
         return out.transpose(0, 1)
@@ -179,13 +163,19 @@ class Pairs:
         return found | ({"weight": torch.cat(weights)} if self.weighted else {})
 
 
+def with_mass(v: Tensor, weight: Tensor) -> Tensor:
+    """Values [w v, w]."""
+    mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
+    return torch.cat([mass * v, mass], -1)
+
+
 def _divided(both: Tensor) -> Tensor:
     """Σ w g v / Σ w g from their sums, or normalised sums, in one tensor."""
     return both[..., :-1] / both[..., -1:].clamp_min(torch.finfo(both.dtype).tiny)
 
 
 def adds_up(diffusivity: str | Diffusivity, tol: float | None = None) -> bool:
-    """Whether the summary has a fixed size, so that it can be all-reduced; otherwise it is the senders themselves."""
+    """Whether the summary has a fixed size and can be all-reduced; otherwise it is the senders themselves."""
     return tol is not None or form_of(diffusivity) in LINEAR
 
 
@@ -220,10 +210,13 @@ def summarise(
         polynomial.check_norms(k=k)  # before it is widened: rounding depends on the type
     k, v = k.to(wide), v.to(wide).expand(-1, heads, -1)
     if form in LINEAR:
-        return Sums.of(None if form == "constant" else k, v, weight)
+        ones = v.new_ones(*v.shape[:2], 1)
+        left = ones if form == "constant" else torch.cat([ones, k], -1)
+        if weight is not None:
+            left = left * weight.to(wide).view(-1, 1, 1)
+        return Sums(torch.einsum("nha,nhb->hab", left, torch.cat([ones, v], -1)))
     if tol is not None:
-        both = torch.cat([v, v.new_ones(*v.shape[:2], 1)], -1)
-        both = both if weight is None else both * weight.to(wide).view(-1, 1, 1)
+        both = with_mass(v, v.new_ones(v.shape[0]) if weight is None else weight)
         powers = polynomial.expand(key, tol)
         return Moments(polynomial.moments(k, both, powers), powers)
     if weight is not None and not weight.requires_grad and bool((weight == 0).any()):
@@ -238,7 +231,11 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
     if names == ["sums"]:
         return Sums(state["sums"])
     if names == ["moments"]:
+        if diffusivity == "softmax":
+            why = "moments do not tell the number of channels d, which gives softmax its temperature √d"
+            raise UserError(f"diffusivity: {why}; pass 'softmax:TEMPERATURE', as in 'softmax:8' for d = 64")
         return Moments(state["moments"], polynomial.expand(diffusivity, polynomial.DEFAULT_TOL if tol is None else tol))
     if names in (["keys", "values"], ["keys", "values", "weight"]):
-        return Pairs(((state["keys"], state["values"], state.get("weight")),), diffusivity_of(diffusivity))
+        key = score_key(diffusivity, state["keys"].shape[-1])
+        return Pairs(((state["keys"], state["values"], state.get("weight")),), diffusivity_of(key))
     raise UserError(f"a summary is 'sums', 'moments', or 'keys' and 'values', got {', '.join(names) or 'nothing'}")

@@ -8,13 +8,13 @@ and backwards, with a_i = ∂o_i / r_i and D_i = a_iᵀo_i,
 
     ∂v_j = Σ_i g(x_ij) a_i,   ∂x_ij = g'(x_ij) (a_iᵀv_j - D_i),   ∂q_i = Σ_j ∂x_ij k_j,   ∂k_j = Σ_i ∂x_ij q_i.
 
-Both directions only ever add, so keys may come in parts, in any order: the tiles of one device, or the shards of a
-ring of them. The backward pass computes the scores again from the inputs, the output and one number per row. Time is
-O(N² d), memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one
-comes; backwards they use e^(x_ij - log r_i), the normalised weight itself, in place of g and of r_i = 1.
+Both directions only add, so keys may come in parts, in any order: the tiles of one device, or the shards of a ring of
+them. The backward pass computes the scores again from the inputs, the output and one number per row. Time is O(N² d),
+memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one comes;
+backwards they use e^(x_ij - log r_i), the normalised weight, in place of g and of r_i = 1.
 
 In a batch, small graphs of similar size form one block. They are computed densely and keep nothing for the backward
-pass, because their n×n matrices are smaller than their rows: with P = g(x) / r row by row,
+pass: with P = g(x) / r row by row,
 
     o = P v,   ∂v = Pᵀ ∂o,   W = ∂o vᵀ,   D_i = Σ_j P_ij W_ij,   ∂x = g'(x) (W - D) / r,   ∂q = ∂x k,   ∂k = ∂xᵀ q.
 
@@ -25,6 +25,7 @@ of exponentials are already scaled.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +34,11 @@ import torch
 from torch import Tensor
 
 from difformer.attention import reference
-from difformer.attention.reference import safe_total, smallest_total
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Pullback, Score, find_score, working_dtype
-from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks
+from difformer.attention.scores import Pullback, Score, find_score, working_dtype
+from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks, packed
+from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE, safe_total, smallest_total
 from difformer.free_memory import elements_at_a_time
+from difformer.kernels.cpu import sigmoid_pairs
 from difformer.shortcut import row_operator
 
 CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
@@ -97,7 +99,7 @@ class _Scratch:
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """Products of all rows of `left` with all rows of `right`."""
         shape = (left.shape[0], left.shape[1], right.shape[1])
-        size = shape[0] * shape[1] * shape[2]
+        size = math.prod(shape)
         if self.buffer is None or self.buffer.numel() < size:
             self.buffer = left.new_empty(size)
         return torch.bmm(left, right.mT, out=self.buffer[:size].view(shape))
@@ -125,18 +127,12 @@ def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
 
 
 def add_gradients(
-    score: Score,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    inner: Tensor,
-    log_r: Tensor | None,
+    score: Score, q: Tensor, k: Tensor, v: Tensor, a: Tensor, inner: Tensor, log_r: Tensor | None,
     grads: Sequence[Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Adds to `grads`, those of q, k and v, in place, what the keys `k` ``[P, m, d]`` and their values contribute.
 
-    `a` and `inner` are the a_i and D_i of `row_terms`; `log_r` is log r_i, for exponentials.
+    `a` and `inner` are those of `row_terms`; `log_r` is log r_i, for exponentials.
     """
     q_grad, k_grad, v_grad = grads
     # Constants of a row are one more channel, against ones: this saves a pass over each tile.
@@ -159,8 +155,7 @@ def row_terms(score: Score, grad: Tensor, out: Tensor, total: Tensor, count: int
     """a_i ``[P, n, c]`` (∂o_i for exponentials) and D_i ``[P, n, 1]``, zero where r_i was clamped; `count` keys."""
     a = grad if score.exponential else grad / total
     inner = (a * out).sum(-1, keepdim=True)
-    if not score.exponential:
-        # A total that was clamped does not depend on q and k.
+    if not score.exponential:  # a total that was clamped does not depend on q and k
         inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
     return a, inner
 
@@ -180,14 +175,16 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes, ke
     score, (out, total) = find_score(key), _results(q, k, v)
     q, k, v = _wide(score, q, k, v)
     for block in blocks(layout, shapes, q.shape[0]):
-        if _is_small(block):  # computes everything again in backward, and so keeps no totals
-            for _, (queries, keys, values, o) in block.pieces((q, k, v), (out,)):
+        small = _is_small(block)
+        for _, (queries, keys, values, o, *r) in block.pieces((q, k, v), (out,) if small else (out, total)):
+            if small:  # computes everything again in backward, and so keeps no totals
                 torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
-        else:
-            for _, (queries, keys, values, o, r) in block.pieces((q, k, v), (out, total)):
+            elif sigmoid_pairs.takes(score.form, queries, keys, values):
+                sigmoid_pairs.forward(queries, keys, values, o, *r)
+            else:
                 sums = Sums.start(score, o)
                 add_keys(score, queries, keys, values, sums)
-                r.copy_(sums.finish(keys.shape[1], score.least)[1])
+                r[0].copy_(sums.finish(keys.shape[1], score.least)[1])
     return out, total
 
 
@@ -198,15 +195,22 @@ def _backward(
     grads = [torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v)]
     (q, k, v), grad = _wide(score, q, k, v), grad.to(out.dtype)
     for block in blocks(layout, shapes, q.shape[0]):
-        if _is_small(block):
-            for head, (queries, keys, values, given, *to) in block.pieces((q, k, v, grad), grads):
-                _small_backward(score, block, queries, keys, values, given, to, head > 0 and v.shape[2] == 1)
-        else:
-            for head, (queries, keys, values, given, o, r, *to) in block.pieces((q, k, v, grad, out, total), grads):
-                for g in to[:2] if head > 0 and v.shape[2] == 1 else to:  # heads share the gradient of their values
-                    g.zero_()
-                a, inner = row_terms(score, given, o, r, keys.shape[1])
-                add_gradients(score, queries, keys, values, a, inner, r if score.exponential else None, to)
+        small = _is_small(block)
+        inputs = (q, k, v, grad) if small else (q, k, v, grad, out, total)
+        for head, (queries, keys, values, given, *rest) in block.pieces(inputs, grads):
+            rows, to = (queries, keys, values), rest[-3:]
+            add = head > 0 and v.shape[2] == 1  # heads share the gradient of their values
+            if small:
+                _small_backward(score, block, *rows, given, to, add)
+                continue
+            for g in to[:2] if add else to:
+                g.zero_()
+            o, r, *_ = rest
+            a, inner = row_terms(score, given, o, r, keys.shape[1])
+            if sigmoid_pairs.takes(score.form, *rows):
+                sigmoid_pairs.backward(*rows, a, inner, to)
+            else:
+                add_gradients(score, *rows, a, inner, r if score.exponential else None, to)
     if score.exponential:
         grads[0].mul_(score.slope)
     return grads[0].to(types[0]), grads[1].to(types[1]), grads[2].to(types[2])
@@ -238,8 +242,7 @@ def _small_backward(
     inner = (p * w).sum(-1, keepdim=True)
     if total is None or pull is None:
         w.sub_(inner).mul_(p)
-    else:
-        # A total that was clamped does not depend on q and k.
+    else:  # a total that was clamped does not depend on q and k
         inner.masked_fill_(total == smallest_total(block.count(w), total, score.least), 0)
         w = pull(w.sub_(inner).div_(total))
     if block.padding is not None:
@@ -261,18 +264,16 @@ def _is_small(block: Block) -> bool:
     return block.rows.shape[0] > 1 or block.rows.shape[1] ** 2 <= tile_budget(block.rows.device)
 
 
-def _wide(score: Score, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In the working precision, queries of exponentials scaled."""
-    dtype = working_dtype(q.dtype)
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+def _wide(score: Score, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the working precision, queries of exponentials scaled."""
+    q, k, v = (x.to(working_dtype(rows[0].dtype)) for x in rows)
     return (q * score.slope if score.exponential else q), k, v
 
 
 def propagate(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N; `key` is of a score."""
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        rows = q.shape[0]
-        parts = q.split(EXPORTED_ROWS) if isinstance(rows, int) and rows > EXPORTED_ROWS else (q,)
+        cut = isinstance(q.shape[0], int) and q.shape[0] > EXPORTED_ROWS
+        parts = q.split(EXPORTED_ROWS) if cut else (q,)
         return torch.cat([reference.propagate(part, k, v, key) for part in parts])
-    layout = (None, []) if segments is None else segments.packed
-    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *layout, key).squeeze(0).to(q.dtype)
+    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *packed(segments), key).squeeze(0).to(q.dtype)

@@ -1,9 +1,9 @@
 """When a fused kernel replaces the formula of `difformer.nn.conv`, and which.
 
-`why_not_fused` is the only place that decides. A kernel reads weights and states; it calls no module. So it may replace
-only what cannot be told apart: the layer as it is written in this package, made of plain `nn.Linear` maps, on plain
-tensors. A layer or map that was replaced, subclassed, hooked, pruned, parametrised, quantised or wrapped takes the
-plain formula, and so does everything while a program is traced, compiled or transformed.
+`why_not_fused` decides. A kernel reads weights and states and calls no module. So it replaces only the layer as it is
+written in this package, made of plain `nn.Linear` maps, on plain tensors. A layer or map that was replaced, subclassed,
+hooked, pruned, parametrised, quantised or wrapped takes the plain formula, and so does everything while a program is
+traced, compiled or transformed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
-from difformer.kernels.cpu.passes import serves
+from difformer.kernels.cpu.passes import FEWEST_ELEMENTS, serves
 from difformer.kernels.gpu_layer import GPULayer
-from difformer.kernels.plan import Plan, Tail, Weights
+from difformer.kernels.plan import Plan, Some, Tail, Weights
 from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
@@ -28,11 +28,9 @@ from difformer.sparse import CSR, SparseMatrix
 Layer = Any
 Context = Any
 
-NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
-NOT_HERE = "kernels take float32: on a GPU with Triton, or many rows of diffusivity 'simple' where C can be compiled"
+TRACED = "the program is compiled, exported or traced"
 MOST_PAIRS = 1 << 23  # of diffusivity 'sigmoid', that a layer keeps for its backward pass
-# Rows of features that do not begin on a multiple of 16 bytes are read four bytes at a time: on a GPU a product then
-# takes tens of times as long as its data take to be copied.
+# A GPU reads rows of features that do not begin on a multiple of 16 bytes four bytes at a time: tens of times slower.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
 _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
 
@@ -41,21 +39,19 @@ def is_touched(module: nn.Module) -> bool:
     """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
-    if torch.compiler.is_compiling():  # older compilers cannot look into an instance
-        return False
-    return not _METHODS.isdisjoint(vars(module))
+    # Older compilers cannot look into an instance.
+    return not torch.compiler.is_compiling() and not _METHODS.isdisjoint(vars(module))
 
 
 def is_plain_map(layer: nn.Module | None) -> bool:
-    """`nn.Linear` with a bias and nothing else."""
+    """Whether this is `nn.Linear` with a bias and nothing else."""
     if type(layer) is not nn.Linear or is_touched(layer):
         return False
-    own = layer._parameters
-    return isinstance(own.get("weight"), nn.Parameter) and isinstance(own.get("bias"), nn.Parameter)
+    return all(isinstance(layer._parameters.get(name), nn.Parameter) for name in ("weight", "bias"))
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
-    """No norm, or a LayerNorm with weight and bias."""
+    """Whether this is no norm, or a LayerNorm with weight and bias."""
     kind, own = type(norm), norm._parameters
     known = kind is nn.Identity or (kind is LayerNorm and own.get("weight") is not None and own.get("bias") is not None)
     return known and not is_touched(norm)
@@ -64,7 +60,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
 def why_not_plain(conv: nn.Module) -> str | None:
     """Why a kernel may not stand in for the layer at all; None where it may."""
     if torch.compiler.is_compiling() or is_traced():
-        return "the program is compiled, exported or traced"
+        return TRACED
     if "written_here" not in vars(type(conv)):
         return f"the layer is of class {type(conv).__name__}, not DIFFormerConv itself"
     if is_touched(conv):
@@ -105,10 +101,9 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "the rows are a batch of graphs"
     if conv.qk_norm != "row" and conv.value is not None:
         return f"qk_norm {conv.qk_norm!r} with transform goes by the Gram matrix of the states"
-    given = conv.graph_weight
-    if isinstance(conv.step_size, Tensor) or isinstance(conv.source_weight, Tensor) or isinstance(given, Tensor):
+    if any(isinstance(given, Tensor) for given in (conv.step_size, conv.source_weight, conv.graph_weight)):
         return "a stack of runs has step sizes that are tensors"
-    if given == 1:
+    if conv.graph_weight == 1:
         return "the latent term has weight 0"
     if structure.graph is not None and not structure.graph.is_kept:
         return "edge weights are trained"
@@ -124,7 +119,10 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return None
     if conv.form == "sigmoid":
         return "diffusivity 'sigmoid' is fused on a GPU only"
-    return None if _in_c(conv, z, _terms(conv, z, structure)[1]) else NOT_HERE
+    if _in_c(conv, z, _terms(conv, z, structure)[1]):
+        return None
+    size = _size_in_c(z.shape[0], max(conv.in_channels, conv.out_channels))
+    return f"kernels take float32: on a GPU with Triton, or on a CPU with a compiler and diffusivity 'simple', {size}"
 
 
 def why_not_gram(conv: Layer, z: Tensor, structure: Context) -> str | None:
@@ -142,53 +140,54 @@ def why_not_gram(conv: Layer, z: Tensor, structure: Context) -> str | None:
 def why_not_fused_input(layer: nn.Module, norm: nn.Module, x: Tensor | SparseMatrix) -> str | None:
     """Why the input layer goes operation by operation; None where a kernel in C does it."""
     if torch.compiler.is_compiling() or is_traced():
-        return "the program is compiled, exported or traced"
+        return TRACED
     if not isinstance(layer, nn.Linear) or not is_plain_map(layer) or not is_plain_norm(norm):
         return "the map or the norm is not plain: subclassed, hooked, pruned, parametrised or wrapped"
     values = x.rows.value if isinstance(x, SparseMatrix) else x
     if isinstance(x, SparseMatrix) and values.requires_grad:
         return "gradients of sparse features are asked for"
     given = (values, layer.weight, layer.bias, *norm.parameters())
-    return None if serves(x.shape[0], layer.out_features, *given) else NOT_IN_C
+    if serves(x.shape[0], layer.out_features, *given):
+        return None
+    return f"the kernels in C take float32 on a CPU with a compiler, {_size_in_c(x.shape[0], layer.out_features)}"
+
+
+def _size_in_c(rows: int, channels: int) -> str:
+    return f"at least {FEWEST_ELEMENTS:,} numbers (rows × channels), here {rows * channels:,}"
 
 
 def fused_layer(
-    conv: Layer,
-    z: Tensor,
-    structure: Context,
-    source: Tensor | None,
-    norm: nn.Module | None = None,
-    *,
-    relu: bool = False,
-    dropout: Any = None,
-) -> Tensor | None:
+    conv: Layer, z: Tensor, structure: Context, source: Some, norm: nn.Module | None = None,
+    *, relu: bool = False, dropout: Any = None, low: bool = False,
+) -> Some:  # fmt: skip
     """Z⁺ of a layer for which `why_not_fused` found no reason, with what follows it where `norm` is given.
 
-    It is computed in the precision of `z`, also under autocast.
+    It is computed in the precision of `z`, also under autocast; in bfloat16, large graphs gather rows of that type.
 
     Args:
         conv: The layer.
         z, structure, source: As in `DIFFormerConv.forward`.
         norm: What follows first: a LayerNorm, or `nn.Identity`; None for the step alone.
-        relu: Whether the activation is ReLU; otherwise there is none.
+        relu: Whether to apply ReLU; otherwise no activation.
         dropout: How dropout is made: `difformer.nn.dropout.LayerDropout`.
+        low: Whether this is under autocast in bfloat16.
 
     Returns:
         None where norm, activation and dropout have to follow one after the other.
     """
     if torch.is_autocast_enabled(z.device.type):
+        low = torch.get_autocast_dtype(z.device.type) == torch.bfloat16
         with torch.autocast(z.device.type, enabled=False):
-            return fused_layer(conv, z, structure, source, norm, relu=relu, dropout=dropout)
-    weights, matrix = _terms(conv, z, structure)
-    source = source if conv.source_weight else None
+            return fused_layer(conv, z, structure, source, norm, relu=relu, dropout=dropout, low=low)
     if norm is not None and not is_plain_norm(norm):
         return None
+    weights, matrix = _terms(conv, z, structure)
     found = norm if isinstance(norm, LayerNorm) else None
     scales: tuple[Any, ...] = () if found is None else (found._parameters["weight"], found._parameters["bias"])
-    parts = conv._modules
+    parts, parameters = conv._modules, _parameters(conv)
     options = (conv.form == "sigmoid", parts.get("key") is None, parts.get("value") is not None, conv.qk_norm)
     tail = Tail(None if found is None else found.eps, relu)
-    parameters = _parameters(conv)
+    source = source if conv.source_weight else None
     others = scales if source is None else (*scales, source)
     if _in_c(conv, z, matrix, *others):
         key = None if dropout is None else dropout.key()
@@ -201,19 +200,19 @@ def fused_layer(
     if source is not None and (source.dtype is not z.dtype or source.device != z.device):
         return None
     mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
-    plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
+    plan = Plan(weights, matrix, tail._replace(rate=rate), *options, low)
     return GPULayer.apply(plan, plain(z), source if source is None else plain(source), mask, *scales, *parameters)
 
 
-def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Tensor | None:
+def fused_tail(norm: nn.Module, x: Tensor, *, relu: bool, dropout: Any) -> Some:
     """Norm, ReLU and dropout of ``x [N, d]`` in one pass, as `fused_layer` has them; None where no kernel does it."""
-    if torch.compiler.is_compiling() or is_traced() or type(norm) is not LayerNorm or not is_plain_norm(norm):
+    if not is_eager(x) or is_traced() or type(norm) is not LayerNorm or not is_plain_norm(norm):
         return None
     scales = (norm.weight, norm.bias)
     known = x.dim() == 2 and x.shape[0] > 0 and x.dtype in (torch.float32, torch.bfloat16)
-    if not known or not in_kernels(x.shape[1], *scales) or x.device != norm.weight.device:
+    if not known or not in_kernels(x.shape[1], *scales) or x.device != norm.weight.device or not is_eager(*scales):
         return None
-    if has_global_hooks() or not is_eager(x, *scales) or is_forward_mode(x):
+    if has_global_hooks() or is_forward_mode(x):
         return None
     like = x if x.dtype == torch.float32 else x.float()  # what is dropped is the norm's result
     return RowTail.apply(x, *scales, norm.eps, relu, *dropout.mask(like))
@@ -246,22 +245,19 @@ def _identity(n: int) -> SparseMatrix:
 
 def _in_c(conv: Layer, z: Tensor, matrix: SparseMatrix | None, *others: Tensor) -> bool:
     """Whether the kernels in C take these tensors: float32 on a CPU, enough rows, a compiler at hand."""
-    if conv.form != "simple" or z.device.type != "cpu":
-        return False
-    if matrix is not None and matrix.rows.crow.dtype != torch.int32:
-        return False
-    return serves(z.shape[0], max(conv.in_channels, conv.out_channels), z, *others, *_parameters(conv))
+    known = matrix is None or matrix.rows.crow.dtype == torch.int32
+    return (
+        conv.form == "simple"
+        and z.device.type == "cpu"
+        and known
+        and serves(z.shape[0], max(conv.in_channels, conv.out_channels), z, *others, *_parameters(conv))
+    )
 
 
 def _parameters(conv: Layer) -> tuple[Tensor, ...]:
     """Weight and bias of queries, keys and values, all of them plain maps."""
-    found: tuple[Any, ...] = ()
-    parts = conv._modules
-    for name in ("query", "key", "value"):
-        part = parts.get(name)  # None is kept among the modules, or among the attributes of a layer without it
-        if part is not None:
-            found += (part._parameters["weight"], part._parameters["bias"])
-    return found
+    maps = (conv._modules.get(name) for name in ("query", "key", "value"))
+    return tuple(found._parameters[name] for found in maps if found is not None for name in ("weight", "bias"))
 
 
 def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
@@ -275,15 +271,13 @@ def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias
     missing = -x.shape[-1] % ALIGNED_CHANNELS
-    if missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain and _serves(x, layer):
+    if not (missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain):
+        return layer(x)
+    # Plain matrices of one type; mixed precision and compilers choose for themselves.
+    same = x.dim() == 2 and x.dtype == layer.weight.dtype
+    if same and is_eager(x, layer.weight) and not torch.is_autocast_enabled("cuda"):
         return _Padded.apply(x, layer.weight, layer.bias, missing)
     return layer(x)
-
-
-def _serves(x: Tensor, layer: nn.Linear) -> bool:
-    """Plain matrices of one type; mixed precision and compilers choose for themselves."""
-    same = x.dim() == 2 and x.dtype == layer.weight.dtype
-    return same and is_eager(x, layer.weight) and not torch.is_autocast_enabled("cuda")
 
 
 class _Padded(torch.autograd.Function):

@@ -4,9 +4,9 @@ r"""A whole layer as one node of the autograd graph, by the kernels of `triton_r
     Z^{+} = m ⊙ σ(\mathrm{LayerNorm}(a Z + b P + c \, S V + s Z^{(0)})),
 
 with unit queries q = q̂/‖q̂‖, q̂ = W_q z + b_q (keys k likewise), values v = W_v z + b_v or z, and P the mean of the
-values with weights g(q_iᵀk_j). On a small graph the GPU waits for Python, so that the number of launches counts:
-about 9 forward and 12 backward, where torch's operations take 18 and 30. On a large one passes over memory count: every
-product is followed by one kernel that does all that remains to be done with its rows.
+values with weights g(q_iᵀk_j). A small graph is launch-bound: about 9 launches forward and 12 backward, where torch's
+operations take 18 and 30. On a large one passes over memory count: every product is followed by one kernel that does
+all that remains to be done with its rows.
 
 For g(x) = 1 + x, with M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j,
 
@@ -21,8 +21,11 @@ backward, with A_i = b ∂Y_i / t_i for the gradient ∂Y of the step and D_i = 
 
 For g = σ all pairs are kept: P = σ(Q Kᵀ) V / t with t the sums of its rows.
 
-Up to `MOST_ELEMENTS` a layer keeps queries, keys and values. Beyond, they exist for some rows at a time and are worked
-out again backward; a layer then keeps its states before the step and before the norm, the mask and t.
+Up to `MOST_ELEMENTS` a layer keeps queries, keys and values. Beyond, they exist for some rows at a time and are
+computed again backward; a layer then keeps its states before the step and before the norm, the mask and t.
+
+Under autocast in bfloat16 the product with a large S gathers bfloat16 and adds up float32. All else stays float32: ∂q
+and ∂k are small differences of large terms.
 """
 
 from __future__ import annotations
@@ -34,21 +37,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.plan import Plan
+from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE
+from difformer.kernels.plan import Plan, Some
 from difformer.kernels.rows import SMALLEST_NORM, drop, launch, launch_pairs, mask_scale, plain, programs
 from difformer.shortcut import once_differentiated
-from difformer.sparse import add_product
+from difformer.sparse import CSR, add_product
 
 MOST_ELEMENTS = 1 << 24  # of the states, up to which queries, keys and values are kept: 64 MB each
 CHUNK = 1 << 23  # elements of the states that are worked on at a time beyond: 32 MB
+MOST_ENTRIES = 1 << 20  # of S, up to which a conversion takes longer than the product gains
 SCALES = 1e-3, 1e3  # weights of the source by which gradients may be multiplied and divided again
-
-Some = Tensor | None
 
 
 class GPULayer(torch.autograd.Function):
-    """Z⁺ with norm, ReLU and dropout of one head; `mask` multiplies the outputs, parameters of the norm come first."""
+    """Z⁺ of one head with norm, ReLU and dropout; `mask` multiplies the outputs, parameters of the norm come first."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, z: Tensor, source: Some, mask: Some, *parameters: Tensor) -> Tensor:
@@ -62,9 +64,10 @@ class GPULayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Some, ...]:
-        return None, *_differentiate(grad, *ctx.saved_tensors, ctx)
+        return None, *_gradients(grad, *ctx.saved_tensors, ctx)
 
 
+@once_differentiated
 def _gradients(grad: Tensor, z: Tensor, mask: Some, *rest: Any) -> tuple[Some, ...]:
     """Of z, the source, the mask (none) and the parameters."""
     *saved, ctx = rest
@@ -77,21 +80,17 @@ def _gradients(grad: Tensor, z: Tensor, mask: Some, *rest: Any) -> tuple[Some, .
     return z_grad, (g if multiple else g * weight) if ctx.source else None, None, *grads
 
 
-_differentiate = once_differentiated(_gradients)
-
-
 class _Layer:
-    """One pass through a layer, forward or backward; `scale` is what the gradient of the step is multiplied by."""
+    """One pass through a layer, forward or backward; the gradient of the step is multiplied by `scale`."""
 
     def __init__(self, plan: Plan, z: Tensor, parameters: Sequence[Tensor], scale: float) -> None:
         self.plan, self.z, self.scale = plan, z, scale
-        first = 0 if plan.tail.eps is None else 2
-        self.norm = (parameters[0], parameters[1]) if first else (None, None)
-        maps = parameters[first:]
+        self.norm: Sequence[Some] = (None, None) if plan.tail.eps is None else parameters[:2]
+        maps = parameters if plan.tail.eps is None else parameters[2:]
         # In the order values, keys, queries, without those that do not exist.
         self.weights, self.biases = list(maps[::2][::-1]), list(maps[1::2][::-1])
         self.rows, self.width = z.shape[0], maps[0].shape[0]
-        self.programs = programs(self.rows, self.width)
+        self.programs, self.step = programs(self.rows, self.width), max(CHUNK // self.width, 1)
         self.floor = SMALLEST_MEAN_EXCHANGE * self.rows
         self.keeps = plan.pairs or self.rows * self.width <= MOST_ELEMENTS
 
@@ -136,10 +135,8 @@ class _Layer:
         self.pull_queries(q_grad, answers, q, stats, stats, sums, h_grad if earlier is None else earlier, parts)
         found, base = parts.sum(0), None if plan.transform else torch.empty_like(z)
         pulled, given = self.pulled(g, answers), None if sums is None else found  # answers are used up
-        start = g if a else None
-        self.pull_senders(
-            k_grad, v_grad, pulled, k, stats, given, earlier, start, a / self.scale, h_grad, base, parts, 5
-        )
+        start = (g if a else None, a / self.scale)
+        self.pull_senders(k_grad, v_grad, pulled, k, stats, given, earlier, *start, h_grad, base, parts, 5)
         if base is not None:
             z_grad = base.addmm_(h_grad, weight)
         else:
@@ -158,7 +155,7 @@ class _Layer:
         sums, total, out = parts.flatten(0, 1).sum(0), z.new_empty(self.rows), z.new_empty(self.rows, width)
         observed = self.observed(z if values is None else values)
         step = self.space_for_step(out, observed)
-        del values
+        del values, v  # both hold the memory
         for i in self.chunks():
             q = self.map_rows(z[i], self.weights[-1], self.biases[-1:], None, None, None)
             r, kept = out[i], (_part(observed, i), _part(source, i), _part(mask, i), _part(step, i))
@@ -204,30 +201,31 @@ class _Layer:
 
     def senders(self) -> tuple[Tensor, list[Tensor]]:
         """Weight and biases of values and keys."""
-        last = -1 if self.plan.tied else -2
-        chosen = [0, last] if self.plan.transform else [last]
-        return _stacked([self.weights[i] for i in chosen]), [self.biases[i] for i in chosen]
+        count = len(self.weights) - (not self.plan.tied)  # keys and queries may be one
+        return _stacked(self.weights[:count]), self.biases[:count]
 
     def chunks(self) -> Iterator[slice]:
-        step = max(CHUNK // self.width, 1)
-        return (slice(i, i + step) for i in range(0, self.rows, step))
+        return (slice(i, i + self.step) for i in range(0, self.rows, self.step))
 
     def parts(self, count: int) -> Tensor:
         """Room for sums over the rows of each chunk; the last may have fewer programs."""
-        step = max(CHUNK // self.width, 1)
-        return self.z.new_zeros(-(-self.rows // step), programs(step, self.width), count * self.width)
+        return self.z.new_zeros(-(-self.rows // self.step), programs(self.step, self.width), count * self.width)
 
     def observed(self, v: Tensor) -> Some:
         """S V, or V where S is the identity."""
         if self.plan.matrix is None:
             return v if self.plan.weights.observed else None
-        return add_product(self.plan.matrix.rows, v, torch.empty_like(v), beta=0)
+        return self.gathered(self.plan.matrix.rows, v, torch.empty_like(v))
 
     def pulled(self, g: Tensor, out: Tensor) -> Some:
         """Sᵀ times the gradient of the step, in `out`."""
         if self.plan.matrix is None:
             return g if self.plan.weights.observed else None
-        return add_product(self.plan.matrix.columns, g, out, beta=0)
+        return self.gathered(self.plan.matrix.columns, g, out)
+
+    def gathered(self, matrix: CSR, x: Tensor, out: Tensor) -> Tensor:
+        low = self.plan.low and matrix.value.numel() > MOST_ENTRIES
+        return add_product(matrix, x.to(torch.bfloat16) if low else x, out, beta=0)
 
     def space_for_step(self, like: Tensor, observed: Some) -> Some:
         """Where the step is kept, if what follows needs it: in place of the product with the graph."""

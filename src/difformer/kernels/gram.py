@@ -7,17 +7,16 @@ A = [W, b]. Then every sum of `difformer.attention.linear` comes from one small 
     G = \sum_j \tilde z_j \tilde z_j^\top, \quad M = A_k G A_v^\top, \quad κ = A_k G e, \quad ν = A_v G e, \quad
     \|Q\|^2 = \mathrm{tr}(A_q G A_q^\top),
 
-with e the last unit vector, and the propagated states are one product with the states themselves,
+with e the last unit vector, and the propagated states are one product with the states,
 
 .. math::
     P_i = \frac{U^\top \tilde z_i}{u^\top \tilde z_i}, \qquad
     U = γ A_q^\top M + e ν^\top, \quad u = γ A_q^\top κ + N e, \quad γ = 1 / (\|Q\| \|K\|) \text{ or } 1.
 
-Two products of N rows instead of five. Unit rows (``qk_norm="row"``) are not linear in the states and go the other way.
+Two products of N rows instead of five. Unit rows (``qk_norm="row"``) are not linear in the states.
 
-The two products have few results and many terms. A single one a GPU's library splits by itself; of a batch of them, as
-a stack of runs has it, each would be given to one processor. There the rows are cut into slices that are worked out
-side by side, :math:`A^\top B = \sum_s A_s^\top B_s`.
+The two products have few results and many terms. A GPU's library splits a single one; of a stack of runs it would give
+each to one processor. There the rows are cut into slices, :math:`A^\top B = \sum_s A_s^\top B_s`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer._compat import is_stacked
-from difformer.attention.reference import safe_total
+from difformer.diffusivity import safe_total
 
 SMALLEST_SQUARE = 1e-24
 SLICES = 64  # at most; the rest of a GPU is filled by runs that are stacked
@@ -41,11 +40,8 @@ def gram_attention(
 ) -> Tensor:
     """Mean over heads of simple attention, ``[N, d]`` → ``[N, c]``.
 
-    Args:
-        z: States of one graph.
-        query, key, value: The layer's maps; no `value` propagates the states themselves.
-        num_heads: Heads H; the maps give ``H · c`` channels.
-        scaled: Whether Q and K are divided by their norms over nodes and heads.
+    The maps give ``H · c`` channels; without `value` the states themselves are propagated. `scaled` divides Q and K by
+    their norms over nodes and heads.
     """
     count = z.shape[0]
     total = z.sum(0, keepdim=True)
@@ -60,12 +56,12 @@ def gram_maps(
     gram: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear | None, num_heads: int, scaled: bool
 ) -> Tensor:
     """``[H, d + 1, c + 1]``: U beside u of every head, from ``gram [d + 1, d + 1]``."""
-    a_q, a_k = (augmented(layer.weight, layer.bias).unflatten(0, (num_heads, -1)) for layer in (query, key))
+    a_q, a_k = (augmented(layer, num_heads) for layer in (query, key))
     keys = a_k @ gram  # [H, c, d + 1]: M and κ where the values are the states
     last = gram[-1:].expand(num_heads, 1, -1)  # ν and N likewise
     outer = keys
     if value is not None:
-        a_v = augmented(value.weight, value.bias).unflatten(0, (num_heads, -1))
+        a_v = augmented(value, num_heads)
         outer = torch.cat([keys @ a_v.mT, keys[..., -1:]], -1)
         last = torch.cat([(a_v @ gram)[..., -1:].mT, gram[-1, -1].expand(num_heads, 1, 1)], -1)
     if scaled:
@@ -74,9 +70,9 @@ def gram_maps(
     return torch.cat([pulled[:, :-1], pulled[:, -1:] + last], 1)
 
 
-def augmented(weight: Tensor, bias: Tensor) -> Tensor:
-    """A = [W, b], ``[c, d + 1]``."""
-    return torch.cat([weight, bias.unsqueeze(1)], 1)
+def augmented(layer: nn.Linear, num_heads: int) -> Tensor:
+    """A = [W, b] of each head, ``[H, c, d + 1]``."""
+    return torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1).unflatten(0, (num_heads, -1))
 
 
 def _norm(mapped: Tensor, a: Tensor) -> Tensor:
@@ -100,16 +96,17 @@ def affine(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(z, weight.T, bias) if number_of_slices(z) < 2 else _Times.apply(z, weight) + bias
 
 
-def _in_slices(a: Tensor, b: Tensor) -> Tensor:
-    slices = number_of_slices(a)
-    whole = a.shape[0] // slices * slices
-    first, second = (x[:whole].unflatten(0, (slices, -1)) for x in (a, b))
-    product = torch.bmm(first.mT, second).sum(0)
-    return product if whole == a.shape[0] else product + a[whole:].T @ b[whole:]
+def in_slices(a: Tensor, b: Tensor, slices: int) -> Tensor:
+    """Σ_i a_i b_iᵀ of ``[…, n, d]`` and ``[…, n, c]``, from slices of rows that are multiplied side by side."""
+    whole = a.shape[-2] // slices * slices
+    # Problems and slices share the first axis before the transposition: what is copied is copied in order.
+    first, second = (x[..., :whole, :].unflatten(-2, (slices, -1)).flatten(0, -3) for x in (a, b))
+    product = torch.bmm(first.mT, second).unflatten(0, (*a.shape[:-2], slices)).sum(-3)
+    return product if whole == a.shape[-2] else product + a[..., whole:, :].mT @ b[..., whole:, :]
 
 
 class _OfTwoFactors(torch.autograd.Function):
-    """What is kept for gradients are the factors, not their slices, which are copies."""
+    """Keeps the factors for gradients, not their slices, which are copies."""
 
     generate_vmap_rule = True
 
@@ -122,7 +119,7 @@ class _OfTwoFactors(torch.autograd.Function):
 class _Product(_OfTwoFactors):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _in_slices(a, b)
+        return in_slices(a, b, number_of_slices(a))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,5 +149,5 @@ class _Times(_OfTwoFactors):
 
 
 def _alike(grad: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:
-    """Factors in the type of a gradient: in mixed precision they were cast on the way forward, the kept ones not."""
+    """Factors in the type of a gradient: mixed precision casts them on the way forward, not those that are kept."""
     return tuple(factor.to(grad.dtype) for factor in factors)

@@ -1,4 +1,4 @@
-"""What a fused layer does, beside its parameters: the same for the kernels in C and those of a GPU."""
+"""What a fused layer does, for the kernels in C and those of a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from difformer.sparse import SparseMatrix
 
 Map = tuple[Tensor, Tensor]
+Some = Tensor | None
 
 
 class Weights(NamedTuple):
@@ -21,17 +22,13 @@ class Weights(NamedTuple):
 
 
 class MaskKey(NamedTuple):
-    """All that a dropout mask follows from, for kernels that work it out by themselves.
+    """All that a dropout mask follows from, for kernels that work it out by themselves."""
 
-    The first int16 that keeps an entry, 1 / (1 - p), the two halves of the key with the number of the dropout mixed in,
-    and ``[N]`` int32 numbers of the rows, from 1 (None: 1 … N).
-    """
-
-    first: int
-    scale: float
-    key: int
-    twin: int
-    numbers: Tensor | None
+    first: int  # int16 that keeps an entry
+    scale: float  # 1 / (1 - p)
+    key: int  # half of the key, the number of the dropout mixed in
+    twin: int  # the other half
+    numbers: Tensor | None  # [N] int32, of the rows, from 1; None for 1 … N
 
 
 class Tail(NamedTuple):
@@ -44,25 +41,16 @@ class Tail(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a layer does beside its parameters.
-
-    Args:
-        weights: Of the four terms.
-        matrix: S, where there is one.
-        tail: What follows the step.
-        pairs: Whether g is the logistic function of all pairs; otherwise g(x) = 1 + x.
-        tied: Whether keys are the queries.
-        transform: Whether there is a map of values.
-        qk_norm: As in `DIFFormerConv`; unless it is ``"row"``, queries and keys are linear in the states.
-    """
+    """What a layer does beside its parameters."""
 
     weights: Weights
-    matrix: SparseMatrix | None
-    tail: Tail
-    pairs: bool
-    tied: bool
-    transform: bool
-    qk_norm: str
+    matrix: SparseMatrix | None  # S
+    tail: Tail  # what follows the step
+    pairs: bool  # whether g is the logistic function of all pairs; otherwise g(x) = 1 + x
+    tied: bool  # whether keys are the queries
+    transform: bool  # whether there is a map of values
+    qk_norm: str  # as in `DIFFormerConv`; unless it is "row", queries and keys are linear in the states
+    low: bool = False  # whether, on a GPU, the product with a large matrix may gather bfloat16
 
     def maps(self, parameters: tuple[Tensor, ...]) -> tuple[Map, Map, Map | None]:
         """Weight and bias of queries, keys and values."""

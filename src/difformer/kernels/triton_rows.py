@@ -1,6 +1,6 @@
 """Triton kernels that take many short rows at once, in float32. Imported where Triton is installed.
 
-A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH, and goes on from block to block; sums
+A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH, and moves from block to block; sums
 over rows are left as one row of ``PART`` per program, to be added by the caller. Arguments that are None are left out
 of the compiled kernel. ``X_ROW`` is the distance between rows of X; a row's total is the last of its T_ROW numbers.
 `difformer.kernels.gpu_layer` has the equations.
@@ -230,6 +230,28 @@ def sender_backward(
     mine = tl.program_id(0).to(tl.int64) * (PARTS * D) + channel
     tl.store(PART + mine, v_sum, real)
     tl.store(PART + mine + D, k_sum, real)
+
+
+@triton.jit
+def sparse_rows(
+    CROW, COL, VALUE, X, OUT, alpha, beta,
+    D: tl.constexpr, ADD: tl.constexpr, EDGES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, WIDTH)
+    real = channel < D
+    end = tl.load(CROW + row + 1)
+    total = tl.full((EDGES, WIDTH), 0.0, tl.float32)
+    for first in range(tl.load(CROW + row), end, EDGES):
+        edge = first + tl.arange(0, EDGES)
+        there = edge < end
+        column = tl.load(COL + edge, there, 0).to(tl.int64)
+        x = tl.load(X + column[:, None] * D + channel, there[:, None] & real, 0.0).to(tl.float32)
+        total += tl.load(VALUE + edge, there, 0.0)[:, None] * x
+    out = alpha * tl.sum(total, 0)
+    if ADD:
+        out += beta * tl.load(OUT + row * D + channel, real, 0.0)
+    tl.store(OUT + row * D + channel, out, real)
 
 
 @triton.jit(do_not_specialize=["N"])

@@ -1,7 +1,6 @@
-r"""Contexts: how a layer sums over the rows that send to it.
+"""Contexts: how a layer sums over the rows that send to it.
 
-A DIFFormer layer works row by row except for three sums, which a context provides (`Context`). The layer itself
-(`difformer.nn.conv`) is written once; what differs is who sends:
+A DIFFormer layer (`difformer.nn.conv`) works row by row except for three sums, which a `Context` provides:
 
 ======================================= =====================================================================
 use                                     context
@@ -17,7 +16,7 @@ stacked runs                            the default inside `torch.vmap`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -44,7 +43,7 @@ _ROWS_WITH_EDGES: ResultCache[Tensor] = ResultCache()
 
 
 class Context(Protocol):
-    r"""What a layer needs from its context; `Structure` and `Stored` are the two of this package.
+    r"""What a layer needs from its context.
 
     Queries ``q`` and keys ``k`` are ``[N, H, d]``, values ``v`` are ``[N, H or 1, c]``, all of the rows of this call.
     """
@@ -63,7 +62,7 @@ class Context(Protocol):
         """
 
     def observed(self, v: Tensor, norm: str) -> Tensor | None:
-        """Messages along observed edges, :math:`\\sum_j s_{ij} v_j`, for ``v [N, c]``; None if there are no edges."""
+        r"""Messages along observed edges, :math:`\sum_j s_{ij} v_j`, for ``v [N, c]``; None if there are no edges."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Structure:
     """Every row sends to every row of its graph and along the observed edges; shared by all layers of a pass.
 
     Args:
-        graph: Observed edges; None if there are none at all.
+        graph: Observed edges, or None.
         segments: The graphs of a batch; None for a single graph.
         has_edges: ``[N, 1]`` bool, whether the row's own graph has an edge; None if that holds for all rows alike.
             A graph without edges must not be affected by edges of other graphs in its batch.
@@ -87,15 +86,14 @@ class Structure:
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """‖Q‖ and ‖K‖ over the nodes and heads of each graph."""
-        norm = self._norm(q)
-        return norm, norm if k is q else self._norm(k)
 
-    def _norm(self, x: Tensor) -> Tensor:
-        squares = _squares(x)
-        if self.segments is None:
-            return squares.sum().sqrt().clamp_min(SMALLEST_NORM)
-        total = squares.new_zeros(self.segments.num_graphs).index_add(0, self.segments.batch, squares)
-        return total.sqrt().clamp_min(SMALLEST_NORM)[self.segments.batch].view(-1, 1, 1)
+        def norm(x: Tensor) -> Tensor:
+            if self.segments is None:
+                return _norm(_squares(x).sum())
+            return _norm(self.segments.sums(_squares(x)))[self.segments.batch].view(-1, 1, 1)
+
+        of_queries = norm(q)
+        return of_queries, of_queries if k is q else norm(k)
 
     def latent(self, q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, backend: str) -> Tensor:
         return propagate(q, k, v, diffusivity, batch=self.segments, backend=backend, weight=self.weight)
@@ -106,8 +104,12 @@ class Structure:
 
 
 def _squares(x: Tensor) -> Tensor:
-    """Squared norms of rows ``[N, H, d]`` over heads and channels, ``[N]``."""
+    """``[N]`` squared norms of rows ``[N, H, d]``."""
     return x.to(working_dtype(x.dtype)).square().sum((1, 2))
+
+
+def _norm(squares: Tensor) -> Tensor:
+    return squares.sqrt().clamp_min(SMALLEST_NORM)
 
 
 def as_structure(
@@ -127,22 +129,19 @@ def as_structure(
     if edge_index is None and edge_weight is not None:
         raise UserError("edge_weight was given without edge_index")
     graph = None if edge_index is None else as_graph(edge_index, num_nodes, edge_weight)
-    if graph is None or graph.num_edges == 0:
-        return Structure(None, segments, weight=weight)
-    if segments is None or segments.num_graphs == 1:
-        return Structure(graph, segments, weight=weight)
-    index = graph.edge_index
-    if torch.compiler.is_compiling():
-        return Structure(graph, segments, segments.has_edges(index).unsqueeze(1), weight)
-    found = _ROWS_WITH_EDGES.of(graph, (segments, graph.version()), lambda: _rows_with_edges(index, segments))
-    return Structure(graph, segments, found, weight)
+    graph = None if graph is None or graph.num_edges == 0 else graph
+    has_edges = None
+    if graph is not None and segments is not None and segments.num_graphs > 1:
+        work = functools.partial(_rows_with_edges, graph.edge_index, segments)
+        compiled = torch.compiler.is_compiling()
+        has_edges = work() if compiled else _ROWS_WITH_EDGES.of(graph, (segments, graph.version()), work)
+    return Structure(graph, segments, has_edges, weight)
 
 
 def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:
-    """``[N, 1]`` bool: whether the graph of each row has an edge; refuses edges that join two graphs."""
-    source, target = edge_index
-    across = segments.batch[source] != segments.batch[target]
-    if across.any():
+    """`Structure.has_edges`; refuses edges that join two graphs."""
+    across = segments.batch[edge_index[0]] != segments.batch[edge_index[1]]
+    if not torch.compiler.is_compiling() and across.any():
         i, j = edge_index[:, across.nonzero()[0, 0]].tolist()
         raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
     return segments.has_edges(edge_index).unsqueeze(1)
@@ -177,14 +176,12 @@ def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segment
 
 @dataclass(frozen=True)
 class Stored:
-    """A population that was summarised before: the rows of a call receive from it and do not send.
-
-    Serves exact inference in chunks of rows and predictions for rows that were never seen.
+    """A population that was summarised before: the rows of a call, perhaps never seen, receive from it and do not send.
 
     Args:
         summary: Of the population; None if a layer has no senders (identity, or no diffusivity).
         query_norm, key_norm: ‖Q‖ and ‖K‖ of the population, for ``qk_norm="global"``.
-        sent: ``[n, c]`` values of the population, mean over heads, for observed edges; None if there are none.
+        sent: ``[n, c]`` values of the population, mean over heads, for observed edges, or None without edges.
         edges: From `sent` to what the rows of the call receive, ``[M, c]``; None for rows without edges.
     """
 
@@ -223,7 +220,7 @@ def store(
     device: torch.device | str | None = None,
     tol: float | None = None,
 ) -> Stored:
-    """A context whose senders are rows with given states; the device holds nothing of size N, only one chunk.
+    """A context whose senders are rows with given states; the device holds one chunk of them at a time.
 
     Args:
         conv: The layer.
@@ -235,20 +232,16 @@ def store(
         tol: Relative error allowed in g, see `difformer.attention.summarise`; None for exact sums.
     """
     place = states.device if device is None else torch.device(device)
-
-    def chunks() -> Iterator[tuple[slice, Tensor]]:
-        step = max(states.shape[0] if size is None else size, 1)
-        for i in range(0, max(states.shape[0], 1), step):
-            rows = slice(i, min(i + step, states.shape[0]))
-            yield rows, states[rows].to(place)
-
+    step = max(states.shape[0] if size is None else size, 1)
+    chunks = states.split(step)
     known = Stored(None)
     if conv.query is not None and conv.qk_norm == "global":
-        squares = [torch.stack([_squares(x).sum() for x in conv._queries_and_keys(z)]) for _, z in chunks()]
-        known = Stored(None, *torch.stack(squares).sum(0).sqrt().clamp_min(SMALLEST_NORM))
+        squares = [torch.stack([_squares(x).sum() for x in conv._queries_and_keys(z.to(place))]) for z in chunks]
+        known = Stored(None, *_norm(torch.stack(squares).sum(0)))
     sent = states.new_empty(states.shape[0], conv.out_channels) if observed else None
     summary: Summary | None = None
-    for rows, z in chunks():
+    for i, chunk in enumerate(chunks):
+        z, rows = chunk.to(place), slice(i * step, (i + 1) * step)
         v = conv.values(z)
         if sent is not None:
             sent[rows] = v.mean(1).to(sent)

@@ -21,8 +21,6 @@ from difformer.nn.context import Context, Structure, as_structure
 from difformer.nn.inspection import mask_holder, mask_of
 from difformer.nn.protocol import Batch, Edges, Weight, check_choice, check_counts
 
-QK_NORMS = ("row", "global", "none")
-INITIALISATIONS = ("identity", "torch")
 LARGEST_SOURCE = 1e6  # far beyond any useful β, and far below what overflows a float32
 
 
@@ -30,17 +28,14 @@ class DIFFormerConv(nn.Module):
     r"""One step of energy-constrained diffusion over all pairs and over observed edges.
 
     .. math::
-        Z^{+} = (1 - τ) Z + τ \bar P + τ β Z^{(0)}, \qquad
-        \bar P = \frac{1}{H} \sum_h \left( \hat S^{(h)} V^{(h)} + \tilde A V^{(h)} \right),
+        Z^{+} &= (1 - τ) Z + τ \bar P + τ β Z^{(0)}, \qquad
+        \bar P = \frac{1}{H} \sum_h \left( \hat S^{(h)} V^{(h)} + \tilde A V^{(h)} \right), \\
+        (\hat S V)_i &= \frac{\sum_j g(\tilde q_i^\top \tilde k_j) \, v_j}{\sum_l g(\tilde q_i^\top \tilde k_l)},
 
-    for node i and head h
-
-    .. math::
-        (\hat S V)_i = \frac{\sum_j g(\tilde q_i^\top \tilde k_j) \, v_j}{\sum_l g(\tilde q_i^\top \tilde k_l)},
-
-    with queries and keys of unit length. By default the two terms are mixed, :math:`(1 - w) \hat S V + w \tilde A V`
-    with w = `graph_weight`, which keeps the total mass at one; the paper adds them. In a graph without edges
-    :math:`\tilde A` is the identity: each node keeps its own value.
+    for node i of each head, with queries and keys of unit length. By default the two terms are mixed,
+    :math:`(1 - w) \hat S V + w \tilde A V` with w = `graph_weight`, which keeps the total mass at one; the paper adds
+    them. In a graph without edges :math:`\tilde A` is the identity: each node keeps its own value. `forward` is this
+    formula, or a kernel that computes the same (`difformer.kernels.fused.why_not_fused`).
 
     Args:
         in_channels: Length of a state before the layer; -1 takes it from the first input.
@@ -57,6 +52,7 @@ class DIFFormerConv(nn.Module):
         torch.Size([5, 8])
     """
 
+    edge_mask = mask_of
     written_here = True  # not inherited: kernels replace this class alone, see `difformer.kernels.fused`
 
     def __init__(
@@ -78,9 +74,9 @@ class DIFFormerConv(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_choice("qk_norm", qk_norm, QK_NORMS)
+        check_choice("qk_norm", qk_norm, ("row", "global", "none"))
         check_choice("graph_norm", graph_norm, GRAPH_NORMS)
-        check_choice("initialisation", initialisation, INITIALISATIONS)
+        check_choice("initialisation", initialisation, ("identity", "torch"))
         check_choice("backend", backend, BACKENDS)
         check_counts(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         if not abs(source_weight) <= LARGEST_SOURCE:
@@ -101,18 +97,17 @@ class DIFFormerConv(nn.Module):
         self.query = linear_map(in_channels, width) if infers else None
         self.key = linear_map(in_channels, width) if infers and not tied_qk else None
         self.value = linear_map(in_channels, width) if transform else None
-        self.in_channels = -1
-        if in_channels != -1:
-            self.set_in_channels(in_channels)
+        self.set_in_channels(in_channels)
 
     def set_in_channels(self, in_channels: int) -> None:
-        """Gives the layer its input size and its initial values; if made with -1, the first forward pass does."""
-        if in_channels != self.out_channels and (self.residual or self.value is None):
-            raise UserError(
-                f"in_channels {in_channels} and out_channels {self.out_channels} must be equal with residual=True or "
-                f"transform=False; to change the size, set residual=False and keep transform=True"
-            )
+        """Gives the layer its input size and its initial values; if it is -1, the first forward pass will."""
+        if in_channels not in (-1, self.out_channels) and (self.residual or self.value is None):
+            sizes = f"in_channels {in_channels} and out_channels {self.out_channels}"
+            advice = "to change the size, set residual=False and keep transform=True"
+            raise UserError(f"{sizes} must be equal with residual=True or transform=False; {advice}")
         self.in_channels = in_channels
+        if in_channels == -1:
+            return
         for layer in (self.query, self.key, self.value):
             give_size(layer, in_channels)
         if self.initialisation == "identity" and type(self.value) is nn.Linear:  # W = I + 0.1 W₀, b = 0
@@ -125,21 +120,15 @@ class DIFFormerConv(nn.Module):
         for layer in (self.query, self.key, self.value):
             if layer is not None and hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
-        if self.in_channels != -1:
-            self.set_in_channels(self.in_channels)
+        self.set_in_channels(self.in_channels)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
         """As in `nn.Module`, and the module on which explainers of PyTorch Geometric set their edge masks."""
         yield from super().named_modules(memo, prefix, remove_duplicate)
-        holder = mask_holder(self)
-        if holder is not None:
+        if (holder := mask_holder(self)) is not None:
             yield f"{prefix}.edge_mask" if prefix else "edge_mask", holder
-
-    def edge_mask(self) -> Tensor | None:
-        """Factors ``[E]`` of the observed messages, set by an explainer; None otherwise."""
-        return mask_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -148,17 +137,17 @@ class DIFFormerConv(nn.Module):
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
         graph = "added" if self.graph_weight is None else f"mixed in with weight {float(self.graph_weight):g}"
-        shape = f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}"
-        return f"{shape}, diffusivity={name}, graph term {graph}"
+        heads = f"num_heads={self.num_heads}"
+        return f"{self.in_channels}, {self.out_channels}, {heads}, diffusivity={name}, graph term {graph}"
 
     def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
         """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
         q, k = self._queries_and_keys(z)
-        if self.qk_norm == "row":
-            unit = unit_rows(q)
-            return unit, unit if k is q else unit_rows(k)
         if self.qk_norm == "none":
             return q, k
+        if self.qk_norm == "row":
+            scaled = unit_rows(q)
+            return scaled, scaled if k is q else unit_rows(k)
         query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
         scaled = (q / query_norm).to(q.dtype)
         return scaled, scaled if k is q else (k / key_norm).to(k.dtype)
@@ -192,17 +181,14 @@ class DIFFormerConv(nn.Module):
 
     def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
         """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
-        w = self.graph_weight
-        if w is None and self.diffusivity is not None:
-            if observed is None:
-                return latent
-            both = latent + observed
-            return both if has_edges is None else torch.where(has_edges, both, latent)
-        if observed is None:
-            observed = own
-        elif has_edges is not None:
-            observed = torch.where(has_edges, observed, own)
-        return observed if w is None or self.diffusivity is None else _between(latent, observed, w)
+        added = self.graph_weight is None and self.diffusivity is not None
+        with_edges = latent + observed if added and observed is not None else observed
+        without = latent if added else own
+        if with_edges is None:
+            p = without
+        else:
+            p = with_edges if has_edges is None else torch.where(has_edges, with_edges, without)
+        return p if self.graph_weight is None or self.diffusivity is None else _between(latent, p, self.graph_weight)
 
     def forward(
         self,
@@ -220,8 +206,7 @@ class DIFFormerConv(nn.Module):
             z: States ``[N, in_channels]``.
             edge_index, edge_weight, batch: Observed edges and graphs, as in `difformer.DIFFormer.forward`.
             source: Z⁰ ``[N, out_channels]``; used where `source_weight` is not 0.
-            context: How to sum over the rows that send, in place of `edge_index` and `batch`; see
-                `difformer.nn.context`.
+            context: How to sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and `batch`.
         """
         if self.in_channels == -1 and z.dim() == 2:
             self.set_in_channels(z.shape[1])
@@ -231,25 +216,22 @@ class DIFFormerConv(nn.Module):
         if not isinstance(self.source_weight, Tensor) and self.source_weight == 0:  # stacked runs have tensors
             source = None
         if source is not None and (source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype):
-            raise UserError(
-                f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
-                f"{tuple(source.shape)} and {source.dtype}"
-            )
+            wanted = f"shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have"
+            raise UserError(f"source must have {wanted}, got {tuple(source.shape)} and {source.dtype}")
         if context is None:
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
         elif edge_index is not None or edge_weight is not None or batch is not None:
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         if why_not_fused(self, z, context) is None and (out := fused_layer(self, z, context, source)) is not None:
             return out
+        mask = self.edge_mask()
+        options = {} if mask is None else {"mask": mask}  # only a `Structure` takes masks
         v = self.values(z)
         own = over_heads(v)  # the graph is the same for every head, so their mean suffices
-        mask = self.edge_mask()
-        options = {} if mask is None else {"mask": mask}  # only the default context knows of masks
-        observed = context.observed(own, self.graph_norm, **options)
-        p = self.mixed(self.latent(z, v, context), observed, own, context.has_edges)
-        if self.residual:
-            p = _between(z, p, self.step_size)
-        return p if source is None else p + self.step_size * self.source_weight * source
+        latent, observed = self.latent(z, v, context), context.observed(own, self.graph_norm, **options)
+        p = self.mixed(latent, observed, own, context.has_edges)
+        step = _between(z, p, self.step_size) if self.residual else p
+        return step if source is None else step + self.step_size * self.source_weight * source
 
 
 def linear_map(in_channels: int, out_channels: int) -> nn.Linear:
@@ -277,5 +259,5 @@ def _between(start: Tensor, end: Tensor, weight: float) -> Tensor:
 
 
 def over_heads(x: Tensor) -> Tensor:
-    """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
+    """Mean of ``[N, H, c]`` over heads, a view of a single one."""
     return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)

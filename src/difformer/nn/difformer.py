@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,18 @@ from difformer.kernels.fused import fused_layer, fused_tail, linear, why_not_fus
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.context import Context, Structure, as_structure, snapshots
 from difformer.nn.conv import DIFFormerConv, give_size, linear_map
-from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
+from difformer.nn.dropout import LayerDropout, replay
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, explain_layer, strongest_pairs
 from difformer.nn.pretrained import Pretrained
 from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
-ACTIVATIONS = {"relu": functional.relu, "elu": functional.elu, "gelu": functional.gelu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "tanh": torch.tanh,
+}
 
 
 class DIFFormer(Pretrained):
@@ -52,7 +57,8 @@ class DIFFormer(Pretrained):
         source_weight: β; each step adds τβZ⁰, which holds deep models back from over-smoothing. The paper has 0.
         graph_weight: w in [0, 1] mixes: (1 - w) latent + w graph (total mass 1); a graph without edges gives each node
             its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
-        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`. No self-loops are added.
+        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`. No self-loops are added, and with ``"gcn"``
+            a directed edge whose source receives nothing has weight 0.
         transform: Whether values are Z W_V + b, or Z itself.
         norm: Whether there are LayerNorms, the input layer's included.
         residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
@@ -118,9 +124,9 @@ class DIFFormer(Pretrained):
         self.layers = nn.ModuleList(DIFFormerConv(**options) for _ in range(num_layers))
         self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
-        self._begin()
+        self._clear_bias()
 
-    def _begin(self) -> None:
+    def _clear_bias(self) -> None:
         if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
             nn.init.zeros_(self.input.bias)
 
@@ -129,44 +135,35 @@ class DIFFormer(Pretrained):
         for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
-        self._begin()
+        self._clear_bias()
 
     def encode(self, x: Features) -> Tensor:
         """Z⁰ = dropout(ReLU(LayerNorm(X W_I + b_I))); a bag of words stays sparse."""
-        if not isinstance(self.dropout, Tensor) and why_not_fused_input(self.input, self.input_norm, x) is None:
-            mask = next_mask(self.dropout, self.training)
-            norm = None if isinstance(self.input_norm, nn.Identity) else self.input_norm
-            known = fused_input(self.input, norm, x, mask)
-            return known if mask is not None else dropout(known, self.dropout, self.training)
+        drop = LayerDropout(self.dropout, self.training)
+        if why_not_fused_input(self.input, self.input_norm, x) is None:
+            mask = drop.key()
+            z = fused_input(self.input, None if isinstance(self.input_norm, nn.Identity) else self.input_norm, x, mask)
+            return drop.apply(z) if mask is None else z
         h = linear(self.input, x)
-        if not isinstance(self.dropout, Tensor):
-            z = fused_tail(self.input_norm, h, relu=True, dropout=LayerDropout(self.dropout, self.training))
-            if z is not None:
-                return z
-        return dropout(functional.relu(self.input_norm(h)), self.dropout, self.training)
+        fused = fused_tail(self.input_norm, h, relu=True, dropout=drop)
+        return drop.apply(functional.relu(self.input_norm(h))) if fused is None else fused
 
     def advance(self, k: int, z: Tensor, source: Tensor, *, context: Context | None = None) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout; without a `context`, of one graph."""
-        layer, norm = self.layers[k], self.norms[k]
+        layer, norm, drop = self.layers[k], self.norms[k], LayerDropout(self.dropout, self.training)
         context = Structure() if context is None else context
-        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)  # as in stacked runs
-        if fusable and type(layer) is DIFFormerConv and why_not_fused(layer, z, context) is None:
-            drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
-            out = fused_layer(layer, z, context, source, norm, relu=relu, dropout=drop)
-            if out is not None:
-                return out
-        if type(context) is Structure and context.weight is None:  # which a layer that replaces ours knows as well
+        if self.activation in (None, "relu") and why_not_fused(layer, z, context) is None:
+            fused = fused_layer(layer, z, context, source, norm, relu=self.activation == "relu", dropout=drop)
+            if fused is not None:
+                return fused
+        if type(context) is Structure and context.weight is None:  # a layer that replaces ours may take no context
             z = layer(z, context.graph, None, context.segments, source=source)
         else:
             z = layer(z, source=source, context=context)
         z = norm(z)
-        if self.activation is not None:
-            activation: Any = ACTIVATIONS[self.activation]
-            z = activation(z)
-        return dropout(z, self.dropout, self.training)
+        return drop.apply(z if self.activation is None else ACTIVATIONS[self.activation](z))
 
     def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
-        """Z⁰, Z¹, …, Z^L, one after the other."""
         z = source = self.encode(x)
         yield z
         advance: Callable[..., Tensor] = self.advance
@@ -182,20 +179,16 @@ class DIFFormer(Pretrained):
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
             give_size(self.input, x.shape[-1])
-            self._begin()
+            self._clear_bias()
         channels, dtype = self.config["in_channels"], next(self.parameters()).dtype  # input may have been replaced
         if not isinstance(x, Tensor | SparseMatrix):
-            raise TypeError(
-                f"x must be a torch tensor [N, {channels}], got {type(x).__name__}; "
-                f"numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
-            )
+            advice = "numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
+            raise TypeError(f"x must be a torch tensor [N, {channels}], got {type(x).__name__}; {advice}")
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)
         if x.dim() not in (2, 3) or x.shape[-1] != channels:
-            raise UserError(
-                f"x must have shape [N, {channels}], got {tuple(x.shape)}; a series of T snapshots has shape "
-                f"[T, N, {channels}]"
-            )
+            series = f"a series of T snapshots has shape [T, N, {channels}]"
+            raise UserError(f"x must have shape [N, {channels}], got {tuple(x.shape)}; {series}")
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             raise UserError(f"x is {x.dtype}, the model {dtype}: convert one, for example x.float()")
         check_range(x)
@@ -216,17 +209,17 @@ class DIFFormer(Pretrained):
         context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
         """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
-        shape = x.shape
-        x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        if context is not None and (edge_index is not None or batch is not None):
+        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
+        if context is None:
+            context = structure
+        elif edge_index is not None or batch is not None:
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
-        given = structure if context is None else context
-        contexts = given if isinstance(given, Sequence) else [given] * len(self.layers)
+        contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
         if len(contexts) != len(self.layers):
             raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
-        for z in self._states(x, contexts):
+        for z in self._states(rows, contexts):
             final = z
-        return final if len(shape) == 2 else final.unflatten(0, shape[:2])
+        return final if x.dim() == 2 else final.unflatten(0, x.shape[:2])
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
@@ -247,12 +240,12 @@ class DIFFormer(Pretrained):
             x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
                 ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
                 are ``[T, N, out_channels]``.
-            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read. Sorted
+            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read; sorted
                 and normalised once per object.
             edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
             batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
-            context: How layers sum over the rows that send, in place of `edge_index` and `batch`: one for all layers,
-                or one per layer; see `difformer.nn.context`.
+            context: How layers sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and
+                `batch`: one for all layers, or one per layer.
         """
         return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
@@ -260,8 +253,11 @@ class DIFFormer(Pretrained):
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one after the other."""
-        x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        return torch.stack(list(self._states(x, [structure] * len(self.layers))))
+        return self._trajectory(x, edge_index, edge_weight, batch)[0]
+
+    def _trajectory(self, x: Features, *edges_and_batch: Any) -> tuple[Tensor, Structure]:
+        x, structure = self._prepare(x, *edges_and_batch)
+        return torch.stack(list(self._states(x, [structure] * len(self.layers)))), structure
 
     @torch.no_grad()
     def attention(
@@ -287,19 +283,18 @@ class DIFFormer(Pretrained):
         """
         if not -len(self.layers) <= layer < len(self.layers):
             raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
-        x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        z = self._inspected(x, structure)[layer % len(self.layers)]
-        chosen: Any = self.layers[layer]
-        return strongest_pairs(chosen, z, structure.segments, top_k=top_k, head=head, include_self=include_self)
+        states, structure = self._inspected(x, edge_index, edge_weight, batch)
+        z, chosen = states[layer % len(self.layers)], cast(DIFFormerConv, self.layers[layer])
+        return strongest_pairs(chosen, z, structure.segments, top_k, head, include_self)
 
     @torch.no_grad()
     def energy(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> EnergyProfile:
         """Measured energy and effective rank of the states of every layer."""
-        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        states, structure = self._inspected(x, edge_index, edge_weight, batch)
         diffusivity: Any = self.layers[0].diffusivity if len(self.layers) else None
-        return energy_profile(self._inspected(x, structure), diffusivity, structure)
+        return energy_profile(states, diffusivity, structure)
 
     def explain(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
@@ -309,12 +304,12 @@ class DIFFormer(Pretrained):
         z = torch.empty(x.shape[0], self.config["hidden_channels"], dtype=x.dtype, device=x.device)
         return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
-    def _inspected(self, x: Features, structure: Structure) -> Tensor:
-        """States of every layer without dropout."""
+    def _inspected(self, *given: Any) -> tuple[Tensor, Structure]:
+        """`_trajectory` without dropout."""
         modes = [(module, module.training) for module in self.modules()]  # a part may be frozen in evaluation mode
         self.eval()
         try:
-            return self.trajectory(x, structure.graph, None, structure.segments)
+            return self._trajectory(*given)
         finally:
             for module, training in modes:
                 module.training = training

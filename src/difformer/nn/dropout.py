@@ -5,10 +5,10 @@ Entry (i, c) of the s-th dropout of a forward pass is dropped where 16 bits of a
 .. math::
     y_{ic} = \frac{x_{ic}}{1 - p} \; [\, h(\text{seed}, \text{step}, s, i, c) \ge 2^{16} p \,].
 
-Nothing is drawn from a stream, so a mask does not depend on the device, on how many runs are trained as one, or on
-which machine holds row i. It is also fast: the hash of a row is computed once, and five vectorised integer operations
-mix in two channels each (torch's own generator is sequential on a CPU). Other random numbers of a training step come
-from the same hash (`keyed_uniform`). Outside `dropout_key`, torch's global generator is used.
+A mask does not depend on the device, on how many runs are trained as one, or on which machine holds row i. It is also
+fast: five vectorised integer operations mix two channels each into the hash of a row (torch's own generator is
+sequential on a CPU). Other random numbers of a training step come from the same hash (`keyed_uniform`). Outside
+`dropout_key`, torch's global generator is used.
 """
 
 from __future__ import annotations
@@ -29,15 +29,29 @@ from torch.nn import functional
 from difformer.kernels.plan import MaskKey
 
 
-class _Place:
-    """Where in the stream of masks a forward pass is: `site` counts the dropouts so far, and the draws (`_DRAW`)."""
+class dropout_key:
+    """A context in which dropout masks follow from the seed, the step and the order of the dropouts alone.
 
-    def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
-        self.key, self.rows, self.start, self.site = key, rows, site, site
+    Args:
+        seed: The run's seed; or a key ``[2]`` of `dropout_keys`, for runs trained as one.
+        step: Any number that tells one pass, or one epoch of several passes, from the others.
+        rows: ``[N]`` numbers of the rows of this process if it holds only some; None for 0 … N - 1.
+        site: How many dropouts of this key came before, to continue with it; ``place.site`` tells afterwards.
+
+    Example:
+        >>> with dropout_key(seed=7, step=0):
+        ...     loss = model.train()(x).sum()
+    """
+
+    def __init__(self, seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> None:
+        self.key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
+        self.rows, self.start, self.site = rows, site, site  # `site` counts dropouts, and draws (`_DRAW`)
         self._known: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
-    def __enter__(self) -> _Place:
-        _keep_out_compilers()
+    def __enter__(self) -> dropout_key:
+        global _keyed
+        if _keyed is _at_place and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few need it
+            _keyed = torch.compiler.disable(_at_place)
         self.outer, self.site = _current.place, self.start
         _current.place = self
         _open.append(self)
@@ -59,15 +73,15 @@ class _Place:
 
 
 class _Current(threading.local):
-    place: _Place | None = None  # of this thread's forward pass; None if torch's own generator is used
+    place: dropout_key | None = None  # of this thread's forward pass; None if torch's own generator is used
 
 
 _current = _Current()
-_open: list[_Place] = []  # of all threads: a compiled model is compiled again once keys are used
+_open: list[dropout_key] = []  # of all threads: a compiled model is compiled again once keys are used
 
 
 def _signed(value: int) -> int:
-    """The int32 with the lowest 32 bits of `value`: torch's integers wrap around, Python's do not."""
+    """The int32 with the lowest 32 bits of `value`."""
     return (value + 2**31) % 2**32 - 2**31
 
 
@@ -91,91 +105,62 @@ def _mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> _Place:
-    """A context in which dropout masks follow from the seed, the step and the order of the dropouts alone.
-
-    Args:
-        seed: The run's seed; or a key ``[2]`` of `dropout_keys`, for runs trained as one.
-        step: Any number that tells one pass, or one epoch of several passes, from the others.
-        rows: ``[N]`` numbers of the rows of this process if it holds only some; None for 0 … N - 1.
-        site: How many dropouts of this key came before, to continue with it; ``place.site`` tells afterwards.
-
-    Example:
-        >>> with dropout_key(seed=7, step=0):
-        ...     loss = model.train()(x).sum()
-    """
-    return _Place(seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0], rows, site)
-
-
 def replay() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Contexts for work done now and for the same work done again, with the same masks, as checkpoints need them."""
     place = _current.place
-    return nullcontext(), nullcontext() if place is None else _Place(place.key, place.rows, place.site)
+    return nullcontext(), nullcontext() if place is None else dropout_key(place.key, rows=place.rows, site=place.site)
 
 
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training:
         return x
-    if not isinstance(p, Tensor) and p <= _NO_RATE:
-        if _open:
-            _keyed(_count)
-        return x
-    kept = _keyed(keep_mask, x, p) if _open else None
-    if kept is not None:
+    if _open and (kept := _keyed(keep_mask, x, p)) is not None:
         return x * kept
-    return x * (torch.rand_like(x) >= p) / (1 - p) if isinstance(p, Tensor) else functional.dropout(x, p)
+    if isinstance(p, Tensor):
+        return x * (torch.rand_like(x) >= p) / (1 - p)
+    return functional.dropout(x, p) if p > _NO_RATE else x
 
 
 def keyed_uniform(
     shape: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.float32, nodes: bool = True
 ) -> Tensor | None:
-    """Numbers uniform on (0, 1) of shape ``(rows, …)`` that follow from the key as masks do, the same on all devices.
+    """Numbers uniform on (0, 1) of shape ``(rows, …)`` that follow from the key; None outside `dropout_key`.
 
-    `nodes` says whether rows are nodes, of which this process may hold a part. Dropouts and draws do not count each
-    other. None outside `dropout_key`: use torch's generator.
+    `nodes` says whether rows are nodes, of which this process may hold a part. Draws do not change the masks.
     """
     return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
 
-def next_mask(p: float, training: bool) -> MaskKey | None:
-    """The key of the next mask, which counts as used; None if nothing is dropped or there is no `dropout_key`."""
-    place = _current.place
-    if place is None or not training or p <= _NO_RATE:
-        return None
-    first, scale = place.threshold(p)
-    key, twin = (_signed(half + _signed(place.site * _SECOND)) for half in place.key.tolist())
-    place.site += 1
-    numbers = None if place.rows is None else (place.rows + 1).to(torch.int32).contiguous()
-    return MaskKey(int(first), float(scale), key, twin, numbers)
-
-
 class LayerDropout(NamedTuple):
-    """The dropout after a layer, for kernels that apply it themselves; see `difformer.kernels.fused.fused_layer`."""
+    """The dropout after a layer, by itself (`apply`) or by a kernel, see `difformer.kernels.fused.fused_layer`."""
 
-    rate: float
+    rate: float  # in stacked runs, which no kernel takes, a tensor
     training: bool
 
     def key(self) -> MaskKey | None:
-        return next_mask(self.rate, self.training)
+        """The key of the next mask, which counts as used; None if nothing is dropped or there is no `dropout_key`."""
+        place = _current.place
+        if place is None or not self.training or self.rate <= _NO_RATE:
+            return None
+        first, scale = place.threshold(self.rate)
+        key, twin = (_signed(half + _signed(place.site * _SECOND)) for half in place.key.tolist())
+        place.site += 1
+        numbers = None if place.rows is None else (place.rows + 1).to(torch.int32).contiguous()
+        return MaskKey(int(first), float(scale), key, twin, numbers)
 
     def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
-        if not self.training or self.rate <= _NO_RATE:
-            self.apply(like)  # counts as one
-            return None, 0.0
+        """The mask of the key; or None and the rate at which torch's generator drops."""
         place = _current.place
+        if not self.training or (place is None and self.rate <= _NO_RATE):
+            return None, 0.0
         return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
 
     def apply(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate, self.training)
 
 
-def _count(place: _Place) -> None:
-    """A dropout that drops nothing counts too, so that the next mask is that of runs with another rate."""
-    place.site += 1
-
-
-def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool, place: _Place) -> Tensor:
+def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool, place: dropout_key) -> Tensor:
     held, site = place.rows if nodes else None, -1 - place.site // _DRAW
     place.site += _DRAW
     u = ((_words(place, held, shape[0], math.prod(shape[1:]), site, device) >> 1) & 0x7FFFFFFF).to(dtype)
@@ -183,7 +168,7 @@ def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nod
 
 
 def _at_place(work: Callable[..., Any], *given: Any) -> Any:
-    """`work` at the place of this thread; None if it has none."""
+    """`work` at the place of this thread, or None if the thread has no place."""
     if torch.compiler.is_compiling():
         raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
     place = _current.place
@@ -194,37 +179,25 @@ def _at_place(work: Callable[..., Any], *given: Any) -> Any:
 _keyed: Callable[..., Any] = _at_place
 
 
-def _keep_out_compilers() -> None:
-    global _keyed
-    if _keyed is _at_place and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few need it
-        _keyed = torch.compiler.disable(_at_place)
-
-
-def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
-    """1 / (1 - p) where an entry of `x` is kept, 0 where it is dropped; the next call gives the next mask."""
+def keep_mask(x: Tensor, p: float | Tensor, place: dropout_key) -> Tensor | None:
+    """1 / (1 - p) where an entry of `x` is kept, 0 elsewhere; None, which counts as a mask, if nothing is dropped."""
+    if not isinstance(p, Tensor) and p <= _NO_RATE:
+        place.site += 1
+        return None
     first, scale = place.threshold(p)
     columns = math.prod(x.shape[1:])
     bits = halves(_words(place, place.rows, x.shape[0], (columns + 1) // 2, place.site, x.device))
     place.site += 1
     bits = (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
-    return (_select if x.is_cuda else _clamp)(bits, first, scale, x.dtype)
+    if x.is_cuda or isinstance(first, Tensor):
+        return (bits >= first) * torch.as_tensor(scale, dtype=x.dtype)
+    # A boolean tensor is slow to make and to use on a CPU.
+    return bits.clamp(first - 1, first).sub_(first - 1).to(x.dtype).mul_(scale)
 
 
-def _select(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """`scale` where `bits` reach `first`, 0 elsewhere, with the fewest passes over memory."""
-    return (bits >= first) * torch.as_tensor(scale, dtype=dtype)
-
-
-def _clamp(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """The same without a boolean tensor, which is slow to make and to use on a CPU."""
-    if isinstance(first, Tensor):
-        below = first - 1  # for p = 0 it wraps around, and so does the difference: all are kept
-        kept = torch.minimum(torch.maximum(bits, below), first) - below
-        return kept.to(dtype) * torch.as_tensor(scale, dtype=dtype)
-    return bits.clamp(first - 1, first).sub_(first - 1).to(dtype).mul_(scale)
-
-
-def _words(place: _Place, held: Tensor | None, count: int, columns: int, site: int, device: torch.device) -> Tensor:
+def _words(
+    place: dropout_key, held: Tensor | None, count: int, columns: int, site: int, device: torch.device
+) -> Tensor:
     """``[count, columns]`` int32, every bit a fair coin: the hashes of rows, of those in `held` unless it is None."""
     rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
     # Two 32-bit states per row, so that rows with equal masks are as rare as equal 64-bit numbers.

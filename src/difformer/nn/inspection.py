@@ -1,12 +1,10 @@
 """Inspection of a trained model: the pairs that exchange most, energy and rank of each layer, masks of explainers.
 
-In a trained network the exchange is inferred from queries and keys, not from the states themselves, so no theorem
-covers it: the energy reported here is measured.
+The energy is measured: a trained network infers the exchange from queries and keys, which no theorem covers.
 
 An explainer of PyTorch Geometric sets a mask m ``[E]`` on each `MessagePassing` module of ``model.modules()``; the
 message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is loaded, a layer shows
-such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the fused kernels. The
-package itself never loads torch_geometric.
+such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the fused kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from difformer.diffusivity import CONSTANT, Diffusivity
 from difformer.errors import UserError
 from difformer.kernels.fused import why_not_fused, why_not_plain
 from difformer.nn.context import Structure
+from difformer.nn.protocol import check_count
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
@@ -68,24 +67,12 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
 
 
 def strongest_pairs(
-    layer: DIFFormerConv,
-    z: Tensor,
-    segments: Segments | None = None,
-    *,
-    top_k: int = 100,
-    head: int | None = None,
-    include_self: bool = False,
-    block_size: int | None = None,
+    layer: DIFFormerConv, z: Tensor, segments: Segments | None, top_k: int, head: int | None, include_self: bool
 ) -> StrongestPairs:
-    """The `top_k` pairs with the largest attention, of one head or the mean over heads.
-
-    Memory holds the attention of one block of rows at a time.
-    """
-    if top_k < 1:
-        raise UserError(f"top_k must be at least 1, got {top_k}")
+    """`difformer.DIFFormer.attention` of a layer; memory holds the attention of one block of rows at a time."""
+    check_count("top_k", top_k)
     if layer.diffusivity is None or layer.form == "identity":
-        name = None if layer.diffusivity is None else layer.diffusivity.name
-        raise UserError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
+        raise UserError(f"diffusivity {layer.form!r} propagates over no latent pairs, so there is no attention")
     if layer.query is None:  # constant: every pair alike
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
@@ -97,7 +84,7 @@ def strongest_pairs(
     everything = torch.arange(z.shape[0], device=z.device)
     best = [everything[:0], everything[:0], z.new_empty(0)]  # source, target, weight
     for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
-        for targets in nodes.split(block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)):
+        for targets in nodes.split(max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)):
             weights = attention_matrix(q[targets], k[nodes], layer.diffusivity).mean(0)
             if not include_self:
                 weights = weights.masked_fill(targets.unsqueeze(1) == nodes, -torch.inf)
@@ -132,12 +119,10 @@ def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: S
     """Energy and effective rank of each state of a trajectory ``[L + 1, N, d]``."""
     segments, graph, unit = structure.segments, structure.graph, functional.normalize(states, dim=-1)
     pairs = states.shape[1] ** 2 if segments is None else int(segments.sizes.square().sum())
-    mean = penalty(CONSTANT if diffusivity is None else diffusivity, batch=segments)
-    dirichlet = None
-    if graph is not None:
-        dirichlet = torch.stack([penalty(CONSTANT, graph=graph)(z) for z in unit]) / graph.num_edges
-    ranks = torch.stack([effective_rank(z) for z in states])
-    return EnergyProfile(torch.stack([mean(z) for z in unit]) / max(pairs, 1), dirichlet, ranks)
+    each = lambda measure: torch.stack([measure(z) for z in unit])
+    energy = each(penalty(diffusivity or CONSTANT, batch=segments)) / max(pairs, 1)
+    dirichlet = None if graph is None else each(penalty(CONSTANT, graph=graph)) / graph.num_edges
+    return EnergyProfile(energy, dirichlet, torch.stack([effective_rank(z) for z in states]))
 
 
 _HOLDERS: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # not part of any saved layer
@@ -153,19 +138,17 @@ def _holder_class(base: type[nn.Module]) -> type[nn.Module]:
 
         def __init__(self, layer: nn.Module) -> None:
             nn.Module.__init__(self)  # a MessagePassing generates code when it is made
-            self._layer = weakref.ref(layer)
+            self._layer: Any = weakref.ref(layer)
             self._edge_mask = self._loop_mask = None
             self._apply_sigmoid = True
 
         def register_forward_hook(self, *args: Any, **options: Any) -> Any:
-            owner = self._layer()  # PGExplainer reads the states that come out of it
-            assert owner is not None
-            return owner.register_forward_hook(*args, **options)
+            return self._layer().register_forward_hook(*args, **options)  # PGExplainer reads the states of the layer
 
         def register_message_forward_hook(self, hook: Any) -> Any:
+            advice = "use GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs"
             raise UserError(
-                "AttentionExplainer needs attention weights of edges, but DIFFormer attends to all pairs: use "
-                "GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs"
+                f"AttentionExplainer needs attention of edges, but DIFFormer attends to all pairs: {advice}"
             )
 
     return EdgeMask

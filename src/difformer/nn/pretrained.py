@@ -1,7 +1,7 @@
 """Saving and loading a model: ``config.json`` says what it is, ``model.safetensors`` holds its weights.
 
-Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU wherever they were
-written; move the model afterwards. Each file is written under another name and renamed.
+Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU; move the model
+afterwards.
 
 `Pretrained.from_public_code` takes over models that the authors' code trained. Their module names map one to one:
 
@@ -55,6 +55,17 @@ class PretrainedError(UserError):
     """A saved model that cannot be read: damaged, foreign, or written by a newer version."""
 
 
+@contextmanager
+def _explained(problem: str, *kinds: type[Exception], to: type[UserError] = PretrainedError) -> Iterator[None]:
+    """Errors of these kinds become one that names the problem first."""
+    try:
+        yield
+    except PretrainedError:
+        raise
+    except kinds as error:
+        raise to(f"{problem}: {error}") from error
+
+
 class Pretrained(nn.Module):
     """A model that ``cls(**config)`` builds again, so that it can be saved and loaded."""
 
@@ -75,8 +86,8 @@ class Pretrained(nn.Module):
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         text = (json.dumps(description, indent=2, default=lambda number: number.item()) + "\n").encode()  # numpy's
         # Two files cannot be replaced at once: the weights name their config, so that a mixed pair is noticed.
-        weights = save_tensors(state, metadata={"format": FORMAT, "config": hashlib.sha256(text).hexdigest()})
-        write_whole(Path(folder) / WEIGHTS, weights)
+        metadata = {"format": FORMAT, "config": hashlib.sha256(text).hexdigest()}
+        write_whole(Path(folder) / WEIGHTS, save_tensors(state, metadata=metadata))
         write_whole(Path(folder) / CONFIG, text)
 
     @classmethod
@@ -92,43 +103,36 @@ class Pretrained(nn.Module):
             PretrainedError: If a file is damaged, of another program, or of a newer version of this one.
         """
         folder = _local(folder)
-        path = folder / WEIGHTS
-        config = _read_config(folder / CONFIG)
+        about, path = folder / CONFIG, folder / WEIGHTS
+        if not about.exists() and any((place / "config.toml").is_file() for place in (folder, folder.parent)):
+            load = "difformer.training.load_run(RUN).model"
+            raise PretrainedError(f"{folder} belongs to a run of `difformer fit`; its model is {load}")
+        config = _read_config(about)
         named = config.get("diffusivity")
         if diffusivity is not None:
             config["diffusivity"] = diffusivity
         elif isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file imports nothing
             own = named.get("own") if isinstance(named, dict) else named
-            raise PretrainedError(
-                f"{folder / CONFIG}: the model was trained with a diffusivity of its own, {own!r}, which a "
-                f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
-            )
-        try:
-            with safe_open(_existing(path), framework="pt", device="cpu") as file:
-                written_with = (file.metadata() or {}).get("config")
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise PretrainedError(f"{path}: damaged, or not the weights of a model: {error}") from error
-        try:
+            problem = f"the model was trained with a diffusivity of its own, {own!r}, which a file cannot hold"
+            raise PretrainedError(f"{about}: {problem}; pass it again: from_pretrained(folder, diffusivity=…)")
+        damaged = _explained(f"{path}: damaged, or not the weights of a model", SafetensorError)
+        with damaged, safe_open(_existing(path), framework="pt", device="cpu") as file:
+            written_with = (file.metadata() or {}).get("config")
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with _explained(
+            f"{about}: not a configuration of this version of difformer", TypeError, ValueError, RuntimeError
+        ):
             schema.check(config, {name: bool for name in FLAGS if name in config})
             with no_larger_than(state):
                 model = cls(**config)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise PretrainedError(
-                f"{folder / CONFIG}: not a configuration of this version of difformer: {error}"
-            ) from error
-        if written_with not in (None, hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()):
-            raise PretrainedError(
-                f"{path} belongs to another {CONFIG}: saving was interrupted, or a file was changed or replaced; "
-                f"save the model again"
-            )
+        if written_with not in (None, hashlib.sha256(about.read_bytes()).hexdigest()):
+            causes = "saving was interrupted, or a file was changed or replaced"
+            raise PretrainedError(f"{path} belongs to another {CONFIG}: {causes}; save the model again")
         kinds = {str(value.dtype) for value in state.values() if not value.is_floating_point()}
         if not state or kinds:
             raise PretrainedError(f"{path}: not weights: {'it is empty' if not state else f'it holds {min(kinds)}'}")
-        try:
+        with _explained(f"{path}: damaged, or not the weights of the model in {CONFIG}", RuntimeError):
             model.to(next(iter(state.values())).dtype).load_state_dict(state)
-        except RuntimeError as error:
-            raise PretrainedError(f"{path}: damaged, or not the weights of the model in {CONFIG}: {error}") from error
         return model
 
     @classmethod
@@ -167,18 +171,16 @@ class Pretrained(nn.Module):
         if strange:
             raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
         hidden, in_channels = state_dict["fcs.0.weight"].shape
-        exact = {
+        found = {
             "num_layers": len(layers),
             "num_heads": state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1,
             "qk_norm": {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row"),
-            **{"transform": transform, "norm": norm, "diffusivity": diffusivity},
-            **{"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"},  # the paper's form
         }
-        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(exact | options))
-        try:
+        paper = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
+        given = {"transform": transform, "norm": norm, "diffusivity": diffusivity, **paper, **options}
+        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(found | given))
+        with _explained("the parameters do not fit together", RuntimeError, to=UserError):
             model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
-        except RuntimeError as error:
-            raise UserError(f"the parameters do not fit together: {error}") from error
         return model
 
 
@@ -190,18 +192,18 @@ def _check_as_configured(model: Pretrained) -> None:
     with torch.device("meta"):
         expected = kind(**model.config)
     advice = "a saved model is rebuilt from its configuration; save model.state_dict() with torch.save instead"
-    found = dict(model.named_modules())
+    parts = dict(model.named_modules())
     for name, module in expected.named_modules():
-        if name and type(found.get(name)) is not type(module):
-            raise UserError(
-                f"{name} was replaced by {type(found.get(name)).__name__} where the configuration says "
-                f"{type(module).__name__}: {advice}"
-            )
-        if type(module) is DIFFormerConv:
-            settings = {k: v for k, v in vars(module).items() if isinstance(v, str | bool | int | float | None)}
-            changed = [k for k, v in settings.items() if k != "training" and vars(found[name]).get(k) != v]
-            if changed:
-                raise UserError(f"{name}.{changed[0]} was changed after the model was made: {advice}")
+        found, wanted = type(parts.get(name)), type(module)
+        if name and found is not wanted:
+            problem = f"{name} was replaced by {found.__name__} where the configuration says {wanted.__name__}"
+            raise UserError(f"{problem}: {advice}")
+        if wanted is not DIFFormerConv:
+            continue
+        for key, value in vars(module).items():
+            setting = isinstance(value, str | bool | int | float | None) and key not in ("training", "_score")
+            if setting and vars(parts[name]).get(key) != value:
+                raise UserError(f"{name}.{key} was changed after the model was made: {advice}")
     if type(model) is kind and (added := sorted(model.state_dict().keys() ^ expected.state_dict().keys())):
         raise UserError(f"{', '.join(added[:3])} is not of the configuration: {advice}")
 
@@ -215,9 +217,8 @@ def _local(folder: str | Path) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as missing:
-        raise FileNotFoundError(
-            f"{folder} is not a folder; to read it as a model of the Hugging Face Hub: pip install 'difformer[hub]'"
-        ) from missing
+        install = "to read it as a model of the Hugging Face Hub: pip install 'difformer[hub]'"
+        raise FileNotFoundError(f"{folder} is not a folder; {install}") from missing
     try:
         hf_hub_download(folder, WEIGHTS)
         return Path(hf_hub_download(folder, CONFIG)).parent
@@ -232,20 +233,14 @@ def _existing(path: Path) -> Path:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
+    with _explained(f"{path}: damaged", ValueError, RecursionError):  # JSON, UTF-8 or schema
         description = json.loads(_existing(path).read_bytes().decode())
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise PretrainedError(f'{path}: not written by difformer (no "format": "{FORMAT}" in it)')
         schema.check(description, {"format_version": int, "config": dict})
         if (version := description["format_version"]) > FORMAT_VERSION:
-            raise PretrainedError(
-                f"{path}: written in format version {version}; this difformer reads up to {FORMAT_VERSION}: "
-                f"upgrade difformer"
-            )
-    except PretrainedError:
-        raise
-    except (ValueError, RecursionError) as error:  # damaged JSON, text that is not UTF-8, or another schema
-        raise PretrainedError(f"{path}: damaged: {error}") from error
+            newer = f"written in format version {version}; this difformer reads up to {FORMAT_VERSION}"
+            raise PretrainedError(f"{path}: {newer}: upgrade difformer")
     return dict(description["config"])
 
 
@@ -253,19 +248,18 @@ def _read_config(path: Path) -> dict[str, Any]:
 def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Within it, building a model far larger than its saved weights raises a UserError, at once and not after hours."""
     total, thread = sum(value.numel() for value in weights.values()), threading.get_ident()
-    left = {"numbers": 10_000 + 2 * total, "modules": 1_000 + 20 * len(weights)}
+    left = 10_000 + 2 * total + 20 * len(weights)
 
-    def take(kind: str, amount: int) -> None:
+    def count(module: nn.Module, name: str, made: Any) -> None:
+        nonlocal left
         if threading.get_ident() == thread:  # hooks are global
-            left[kind] -= amount
-            if left[kind] < 0:
+            left -= made.numel() if isinstance(made, Tensor) else 1
+            if left < 0:
                 raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
 
     hooks = (
-        module_hooks.register_module_parameter_registration_hook(
-            lambda module, name, value: take("numbers", 0 if value is None else value.numel())
-        ),
-        module_hooks.register_module_module_registration_hook(lambda module, name, value: take("modules", 1)),
+        module_hooks.register_module_parameter_registration_hook(count),
+        module_hooks.register_module_module_registration_hook(count),
     )
     try:
         yield

@@ -1,8 +1,4 @@
-"""What every model of the package is, the checks of what it is given, and models of nodes as models of graphs.
-
-A model encodes instances into states and decodes states into outputs. Between the two a graph-level task pools the
-states of each graph.
-"""
+"""What every model of the package is, the checks of what it is given, and models of nodes as models of graphs."""
 
 from __future__ import annotations
 
@@ -56,12 +52,11 @@ def readout(states: Tensor, batch: Batch = None, how: str = "mean") -> Tensor:
         return states.amax(0, keepdim=True) if how == "max" else getattr(states, how)(0, keepdim=True)
     if segments.batch.numel() != states.shape[0]:
         raise UserError(f"batch names {segments.batch.numel()} rows, but there are {states.shape[0]} states")
-    zeros = states.new_zeros(segments.num_graphs, states.shape[1])
     if how == "max":
+        zeros = states.new_zeros(segments.num_graphs, states.shape[1])
         index = segments.batch.unsqueeze(1).expand_as(states)
         return zeros.scatter_reduce(0, index, states, "amax", include_self=False)
-    total = zeros.index_add(0, segments.batch, states)
-    return total if how == "sum" else total / segments.sizes.clamp_min(1).unsqueeze(1).to(states.dtype)
+    return segments.sums(states) if how == "sum" else segments.means(states)
 
 
 class GraphLevel(nn.Module):
@@ -98,20 +93,15 @@ class GraphLevel(nn.Module):
 
 
 def check_range(x: Features) -> None:
-    """Refuses features so large that a model would overflow; checks each CPU tensor once.
-
-    Tensors on other devices are not checked: that would wait for their values.
-    """
+    """Refuses features so large that a model would overflow; checks each tensor on the CPU once, and no others."""
     values = x.rows.value if isinstance(x, SparseMatrix) else x
     limit = LARGEST.get(values.dtype)
     if limit is None or values.device.type != "cpu" or not is_eager(values) or values.is_inference():
         return
     largest = _LARGEST.of(values, (), lambda: values.detach().abs().amax().item() if values.numel() else 0.0)
     if limit < largest < math.inf:  # infinities and NaN are seen in the outputs
-        raise UserError(
-            f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for; "
-            f"standardise the features"
-        )
+        found = f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for"
+        raise UserError(f"{found}; standardise the features")
 
 
 def check_finite(x: Features, name: str = "x") -> None:
@@ -125,21 +115,22 @@ def check_finite(x: Features, name: str = "x") -> None:
     where = ""
     if values.dim() > 1:
         first = bad.nonzero()[0].tolist()
-        where = f", the first at {name}[{', '.join(map(str, first))}] = {values[tuple(first)].item()}"
-    raise UserError(
-        f"{name} holds {int(bad.sum())} entries that are not finite{where}; fill in or drop missing values before "
-        f"training"
-    )
+        where = f", the first at {name}{first} = {values[tuple(first)].item()}"
+    raise UserError(f"{name} holds {int(bad.sum())} entries that are not finite{where}; fill in or drop missing values")
 
 
-def check_count(name: str, count: int, least: int = 1) -> None:
-    """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small."""
+def check_count(name: str, count: int, least: int = 1, *, optional: bool = False) -> None:
+    """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small.
+
+    With `optional`, the message says that None is possible too.
+    """
     try:
         enough = operator.index(count) >= least
     except TypeError:
         enough = False
     if not enough:
-        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
+        or_none = ", or None" if optional else ""
+        raise UserError(f"{name} must be an integer of at least {least}{or_none}, got {count!r}")
 
 
 def check_counts(**counts: int) -> None:
@@ -150,6 +141,6 @@ def check_counts(**counts: int) -> None:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a ValueError that lists the choices if `value` is none of them."""
+    """Raises a ValueError that lists the choices if `value` is not one of them."""
     if value not in choices:
         raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,9 +1,9 @@
-"""From the C sources of this package to functions that can be called, once for each machine.
+"""Builds the kernels in C once per machine and loads them.
 
-They are compiled at the first pass that is long enough to profit, with the C compiler that is there, into the user's
-cache folder, under a name that is a hash of sources, flags, compiler and processor: nothing is ever compiled twice, and
-nothing stale is ever loaded. Whatever is missing (a compiler, a folder to write to), the answer is None, remembered for
-the process together with the reason, and torch's operations are used.
+The first pass that is long enough to profit compiles them with the machine's C compiler into the user's cache folder.
+The file name is a hash of sources, flags, compiler and processor: nothing is compiled twice, and nothing stale is
+loaded. If something is missing (a compiler, a folder to write to), torch's operations are used, and the reason is
+remembered for the process.
 
 Threads are torch's own: its OpenMP runtime is in the process already, so the library is linked with none and finds its
 functions there. Where torch has another runtime than the compiler expects, one thread is used.
@@ -21,20 +21,21 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from difformer.files import cache_folder, write_whole
 
-SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h")  # all of them: they name the library
-PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
-SMALL = ("gram_forward", "gram_backward")
+SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h", "pairs.h")  # all of them name the library
+FUNCTIONS = (
+    "sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows",
+    "gram_forward", "gram_backward", "pairs_forward", "pairs_backward",
+)  # fmt: skip
 # NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are not needed.
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
 # From the best to what every compiler takes.
-_WIDE = ("-march=native", "-mprefer-vector-width=512")
 FLAGS = (
-    (*_WIDE, "-fopenmp"),
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
     ("-march=native", "-fopenmp-simd"),
     ("-fopenmp-simd",),
@@ -43,9 +44,8 @@ FLAGS = (
 LONGEST_COMPILATION = 60.0  # seconds; two are usual
 
 
-@dataclass(frozen=True)
-class Found:
-    """What became of the attempt: a library, or None, and the story in words."""
+class Found(NamedTuple):
+    """The library or None, whether it has threads, and the story in words."""
 
     library: ctypes.CDLL | None
     threads: bool
@@ -57,11 +57,12 @@ _found: Found | None = None
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there are none, and torch's operations have to do."""
-    found = _found
-    if _switched_off():
-        return None
-    return (_find() if found is None else found).library
+    """The compiled kernels; None where torch's operations have to do."""
+    return None if _switched_off() else _find().library
+
+
+def _switched_off() -> bool:
+    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
 
 
 def loaded() -> ctypes.CDLL:
@@ -70,10 +71,6 @@ def loaded() -> ctypes.CDLL:
     if found is None:
         raise RuntimeError(f"a kernel is called, but {_find().story}")
     return found
-
-
-def _switched_off() -> bool:
-    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
 
 
 def has_threads() -> bool:
@@ -96,10 +93,10 @@ def explain() -> str:
 
 def _find() -> Found:
     global _found
-    with _lock:
-        if _found is None:
-            _found = _look()
-        return _found
+    if _found is None:
+        with _lock:
+            _found = _found or _look()
+    return _found
 
 
 def _look() -> Found:
@@ -173,7 +170,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    """Into a folder of its own first, then whole or not at all into its place: other processes may do the same."""
+    """Compiles in a folder of its own, then moves the library into place: other processes may do the same."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     source = Path(__file__).parent / SOURCES[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -188,11 +185,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file ends with the hash of what precedes it.
-
-    Loading a library that a full disk or a failed copy has cut short ends the process, so it is checked before. The
-    loader ignores bytes behind the sections that the library describes.
-    """
+    """Whether the file ends with the hash of what precedes it; loading a truncated library would end the process."""
     content = path.read_bytes()
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
@@ -216,7 +209,7 @@ def _load(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  (brings the runtime of its threads into the process)
 
     kernels = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    for name in (*PASSES, *SMALL):
+    for name in FUNCTIONS:
         function = getattr(kernels, f"difformer_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
     return kernels

@@ -4,8 +4,7 @@ r"""The input layer by kernels in C: a product, then bias, norm, ReLU and dropou
     Z^{(0)} = m ⊙ \mathrm{ReLU}(\mathrm{LayerNorm}(X W^\top + b)).
 
 The product is torch's, or that of a sparse matrix; its rows are overwritten with the normalised ones, which is all that
-is kept beside what came in. Second derivatives go by torch's operations in the backward pass: what follows this layer
-may well have them.
+is kept besides the input. Second derivatives go by torch's operations in the backward pass.
 """
 
 from __future__ import annotations
@@ -18,69 +17,49 @@ from torch.nn import functional
 
 from difformer.kernels.cpu.layer import tail_fields, tracks
 from difformer.kernels.cpu.passes import padded, run, space
-from difformer.kernels.plan import MaskKey, Tail
+from difformer.kernels.plan import MaskKey, Some, Tail
 from difformer.sparse import SparseMatrix, add_product
 
 
 def _forward(
-    x: Tensor | SparseMatrix,
-    layer: tuple[Tensor, Tensor],
-    norm: tuple[Tensor | None, Tensor | None],
-    tail: Tail,
-    keep: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    x: Tensor | SparseMatrix, weight: Tensor, bias: Tensor, norm: tuple[Some, Some], tail: Tail, keep: bool
+) -> tuple[Tensor, Some, Some]:
     """Z⁰; the rows before the activation and one over their deviations, where they are to be kept."""
-    weight, bias = layer
     n, c = x.shape[0], weight.shape[0]
-    rows, out = space(n, c), space(n, c) if keep else None
+    rows = space(n, c)
+    out = space(n, c) if keep else rows  # rows that are not kept are overwritten
     if isinstance(x, SparseMatrix):
         add_product(x.rows, weight.T.contiguous(), rows, beta=0)
     else:
         torch.mm(x, weight.T, out=rows)
-    inverse = space(n) if keep else None
-    # Where nothing is kept, rows are overwritten with what comes out.
-    given: dict[str, Any] = {
-        "z": rows,
-        "shift": bias,
-        "out": rows if out is None else out,
-        "kept": rows if keep else None,
-    }
-    run("finish_rows", n, c, c, **given, inverse=inverse, **tail_fields(tail, *norm))
-    return (rows, None, None) if out is None else (out, rows, inverse)
+    kept, inverse = (rows, space(n)) if keep else (None, None)
+    run("finish_rows", n, c, c, z=rows, shift=bias, out=out, kept=kept, inverse=inverse, **tail_fields(tail, *norm))
+    return out, kept, inverse
 
 
 class _Input(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor | None,
-        matrix: SparseMatrix | None,
-        weight: Tensor,
-        bias: Tensor,
-        norm: Tensor | None,
-        norm_bias: Tensor | None,
-        tail: Tail,
+        ctx: Any, x: Some, matrix: Any, weight: Tensor, bias: Tensor, norm: Some, norm_bias: Some, tail: Tail
     ) -> Tensor:
-        given = x if matrix is None else matrix
-        assert given is not None
-        out, rows, inverse = _forward(given, (weight, bias), (norm, norm_bias), tail, keep=True)
-        ctx.save_for_backward(x, weight, bias, norm, norm_bias, rows, inverse)
+        out, *kept = _forward(matrix if x is None else x, weight, bias, (norm, norm_bias), tail, keep=True)
+        ctx.save_for_backward(x, weight, bias, norm, norm_bias, *kept)
         ctx.matrix, ctx.tail = matrix, tail
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, rows, inverse = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Some, ...]:
         # The type is that of the kernels, also where a backward pass is run under autocast.
         with torch.autocast("cpu", enabled=False):
-            again = torch.is_grad_enabled()
-            x_grad, *others = _graph(grad, inputs, ctx) if again else _gradients(grad, inputs, rows, inverse, ctx)
+            work = _graph if torch.is_grad_enabled() else _gradients
+            x_grad, *others = work(grad, ctx, *ctx.saved_tensors)
         return x_grad, None, *others, None
 
 
-def _gradients(grad: Tensor, inputs: list[Any], rows: Tensor, inverse: Tensor, ctx: Any) -> list[Tensor | None]:
+def _gradients(
+    grad: Tensor, ctx: Any, x: Some, weight: Tensor, _: Tensor, norm: Some, norm_bias: Some, rows: Tensor, inverse: Some
+) -> list[Some]:
     """Of the features, weight and bias of the map, weight and bias of the norm."""
-    x, weight, _, norm, norm_bias = inputs
     n, c = rows.shape
     out, sums = space(n, c), (padded(c),) * 3
     fields = tail_fields(ctx.tail, norm, norm_bias)
@@ -88,17 +67,16 @@ def _gradients(grad: Tensor, inputs: list[Any], rows: Tensor, inverse: Tensor, c
     w_grad, b_grad, shift = (found[:c] for found in run("pull_finish", n, c, c, sums=sums, **given, **fields))
     x_grad = out @ weight if ctx.needs_input_grad[0] else None
     if x is None:
-        columns = add_product(ctx.matrix.columns, out, out.new_empty(weight.shape[1], c), beta=0)
-        weight_grad = columns.T
+        weight_grad = add_product(ctx.matrix.columns, out, out.new_empty(weight.shape[1], c), beta=0).T
     else:
         weight_grad = out.T @ x
     return [x_grad, weight_grad, shift, *((None, None) if norm is None else (w_grad, b_grad))]
 
 
-def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
+def _graph(grad: Tensor, ctx: Any, *saved: Any) -> list[Some]:
     """The same as a graph of torch's operations, to be differentiated once more."""
-    # Of their own: features that were made with the weights themselves must not be followed back to these.
-    own: list[Any] = [None if given is None else given.view_as(given) for given in inputs]
+    # Views: features that were made with the weights themselves must not be followed back to these.
+    own: list[Any] = [None if given is None else given.view_as(given) for given in saved[:5]]
     x, weight, bias, norm, norm_bias = own
     out = (ctx.matrix if x is None else x) @ weight.T + bias
     if norm is not None:
@@ -128,4 +106,4 @@ def fused_input(layer: nn.Linear, norm: nn.LayerNorm | None, x: Tensor | SparseM
     given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
     if tracks(given[0], layer.weight, layer.bias, *scale):
         return _Input.apply(*given, layer.weight, layer.bias, *scale, tail)
-    return _forward(x, (layer.weight, layer.bias), scale, tail, keep=False)[0]
+    return _forward(x, layer.weight, layer.bias, scale, tail, keep=False)[0]

@@ -4,10 +4,10 @@ r"""A whole layer of simple diffusion by kernels in C: step, norm, activation an
     Z^{+} = m ⊙ σ(\mathrm{LayerNorm}(a Z + b P + c \, S V + s Z^{(0)})),
 
 with P of unit queries and keys, as in `difformer.kernels.gpu_layer`, or of ones that are linear in the states, as in
-`difformer.kernels.gram`. Four passes over the rows: sums over keys, answers to queries;
-backward, gradients of the answers and of the sums, then those of keys and values. What a layer keeps is Z, the
-normalised rows and two numbers per row. One training step of 8 layers of linear queries and keys takes 18 ms at 2,708
-rows (55 by the formula), 494 ms at 50,000 (1,110).
+`difformer.kernels.gram`. Four passes over the rows: sums over keys, answers to queries; backward, gradients of the
+answers and of the sums, then those of keys and values. A layer keeps Z, the normalised rows and two numbers per row.
+One training step of 8 layers of linear queries and keys takes 18 ms at 2,708 rows (55 by the formula), 494 ms at 50,000
+(1,110).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.cpu.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
-from difformer.kernels.plan import Plan, Tail
+from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE
+from difformer.kernels.cpu.passes import Pair, gram_backward, gram_forward, packed, padded, run, space
+from difformer.kernels.plan import Plan, Some, Tail
 from difformer.shortcut import once_differentiated
 from difformer.sparse import CSR
 
 
-def tail_fields(tail: Tail, weight: Tensor | None, bias: Tensor | None) -> dict[str, Any]:
+def tail_fields(tail: Tail, weight: Some, bias: Some) -> dict[str, Any]:
     """What follows a step, for the kernels."""
     found: dict[str, Any] = {"relu": int(tail.relu), "norm": weight, "norm_bias": bias, "eps": tail.eps}
     return found if tail.mask is None else found | {"drop": 1, **tail.mask._asdict()}
@@ -40,31 +40,27 @@ def _map(which: Pair | None, name: str, *, back: bool = False) -> dict[str, Any]
     """The fields of one map, by the name that the kernels give it."""
     if which is None:
         return {}
-    found = {name: packed(which[0].T), f"{name.removesuffix('_map')}_bias": packed(which[1])}
-    return found | {f"{name.removesuffix('_map')}_back": packed(which[0])} if back else found
+    weight, bias = which
+    short = name.removesuffix("_map")
+    found = {name: packed(weight.T), f"{short}_bias": packed(bias)}
+    return found | {f"{short}_back": packed(weight)} if back else found
 
 
 def _forward(
-    z: Tensor,
-    source: Tensor | None,
-    norm: tuple[Tensor | None, Tensor | None],
-    plan: Plan,
-    parameters: tuple[Tensor, ...],
-    keep: bool,
-) -> tuple[Tensor, list[Tensor]]:
+    z: Tensor, source: Some, norm: tuple[Some, Some], plan: Plan, parameters: tuple[Tensor, ...], keep: bool
+) -> tuple[Tensor, list[Some]]:
     """Z⁺, and what the gradient needs of it: nothing where it is not to be kept."""
     (query, key, value), (n, d), c = plan.maps(parameters), z.shape, parameters[0].shape[0]
     width, wide, linear = padded(c), padded(d), plan.qk_norm != "row"
     keys = {} if linear else _map(key, "key_map")
     outer, keys_sum, states = run("sum_rows", n, d, c, sums=(c * wide, width, wide), z=z, **keys)
-    kept: list[Tensor] = []
     fields: dict[str, Any]
     if linear:
         found, small = gram_forward(outer, states, n, query, key, scaled=plan.qk_norm == "global")
         fields = {"outer": found[0], "keys": found[1], "values": found[2], "count": found[3][0].item()}
         kept = [*found[:3], small]
     else:
-        outer, values = shaped(outer, c), states
+        outer, values = outer.view(c, wide), states
         if value is not None:  # v = W z + b: Σ k vᵀ and Σ v from Σ k zᵀ, Σ k and Σ z
             weight, bias = value
             outer = packed(torch.addmm(torch.outer(keys_sum[:c], bias), outer[:, :d], weight.T))
@@ -77,44 +73,34 @@ def _forward(
     total, inverse, normal = (space(n), space(n), before) if keep else (None, None, None)
     fields |= _fields(plan, n, None if plan.matrix is None else plan.matrix.rows) | tail_fields(plan.tail, *norm)
     run("answer_rows", n, d, c, z=z, source=source, out=out, total=total, inverse=inverse, kept=normal, **fields)
-    return out, [total, inverse, normal, *kept] if keep else []  # type: ignore[list-item]
+    return out, [total, inverse, normal, *kept] if keep else []
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        source: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        plan: Plan,
-        *parameters: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, z: Tensor, source: Some, weight: Some, bias: Some, plan: Plan, *parameters: Tensor) -> Tensor:
         out, kept = _forward(z, source, (weight, bias), plan, parameters, keep=True)
         ctx.plan, ctx.parameters, ctx.source = plan, len(parameters), source is not None
         ctx.save_for_backward(z, weight, bias, *parameters, *kept)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z_grad, source, weight, bias, *parameters = _differentiate(grad, *ctx.saved_tensors, ctx)
-        return z_grad, source, weight, bias, None, *parameters
+    def backward(ctx: Any, grad: Tensor) -> tuple[Some, ...]:
+        return _gradients(grad, *ctx.saved_tensors, ctx)
 
 
-def _gradients(
-    grad: Tensor, z: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    """Of z, the source, weight and bias of the norm, and the parameters."""
+@once_differentiated
+def _gradients(grad: Tensor, z: Tensor, weight: Some, bias: Some, *rest: Any) -> tuple[Some, ...]:
+    """Of z, the source, weight and bias of the norm, the plan (none) and the parameters."""
     *saved, ctx = rest
-    plan, parameters, kept = ctx.plan, tuple(saved[: ctx.parameters]), saved[ctx.parameters :]
-    total, inverse, normal, *kept = kept
+    plan, parameters = ctx.plan, tuple(saved[: ctx.parameters])
+    total, inverse, normal, *kept = saved[ctx.parameters :]
     (query, key, value), (n, d), c = plan.maps(parameters), z.shape, parameters[0].shape[0]
     width, wide, linear = padded(c), padded(d), plan.qk_norm != "row"
     x_grad, z_grad = space(n, c), space(n, d)
     sums = (width, width, c * width, width, width, 16, c * wide, width)
     outer, keys, values, *small = kept
-    fields = {"outer_back": packed(shaped(outer, c)[:, :c].T), "keys": keys, "values": values}
+    fields = {"outer_back": packed(outer.view(c, -1)[:, :c].T), "keys": keys, "values": values}
     fields |= {} if linear else _map(query, "query", back=True)
     fields |= _fields(plan, n, None) | tail_fields(plan.tail, weight, bias)
     given = {"z": z, "grad": grad.contiguous(), "total": total, "inverse": inverse, "kept": normal}
@@ -131,36 +117,32 @@ def _gradients(
         run("pull_keys", n, d, c, sums=(c * wide, width) * 2, z=z, outer=square, values=level, **rows, **fields)
         if plan.tied:
             trained = [trained[0] + trained[2], trained[1] + trained[3]]
-        return z_grad, source, *norm_grads, *trained
+        return z_grad, source, *norm_grads, None, *trained
     fields |= {"outer": outer, "values": values, **_map(key, "key_map", back=True)}
-    back, level = shaped(outer, c)[:, :c], keys
+    back, level = outer.view(c, width)[:, :c], keys
     if value is not None:  # ∂M v + ∂κ as a map of z
         v_weight, v_bias = value
         back, level = back @ v_weight, packed(torch.addmv(keys[:c], back, v_bias))
         fields["value_back"] = packed(v_weight)
     fields |= {"outer_back": packed(back.T), "keys": level}
-    key_grad, key_bias, value_grad, value_bias = run(
-        "pull_keys", n, d, c, sums=(c * wide, width) * 2, z=z, **rows, **fields
-    )
+    sizes = (c * wide, width) * 2
+    key_grad, key_bias, value_grad, value_bias = run("pull_keys", n, d, c, sums=sizes, z=z, **rows, **fields)
     pairs = [(map_grad, map_bias), (key_grad, key_bias)]
     if plan.tied:
         pairs = [(map_grad + key_grad, map_bias + key_bias)]
     if value is not None:
         pairs.append((value_grad, value_bias))
-    spread = (x for each, level in pairs for x in (shaped(each, c)[:, :d], level[:c]))
-    return z_grad, source, *norm_grads, *spread
+    shaped = (x for weight_grad, bias_grad in pairs for x in (weight_grad.view(c, wide)[:, :d], bias_grad[:c]))
+    return z_grad, source, *norm_grads, None, *shaped
 
 
-_differentiate = once_differentiated(_gradients)
-
-
-def tracks(*tensors: Tensor | None) -> bool:
+def tracks(*tensors: Some) -> bool:
     """Whether a gradient may be asked for; otherwise nothing is kept."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def fused_layer(
-    z: Tensor, source: Tensor | None, norm: nn.LayerNorm | None, plan: Plan, parameters: tuple[Tensor, ...]
+    z: Tensor, source: Some, norm: nn.LayerNorm | None, plan: Plan, parameters: tuple[Tensor, ...]
 ) -> Tensor:
     """Z⁺ of one head, ``[N, d]`` → ``[N, c]``; differentiates once. `norm` is that of the plan's tail."""
     z, source = z.contiguous(), None if source is None else source.contiguous()

@@ -1,14 +1,12 @@
-"""Calling the kernels: a pass over the rows of tensors, its sums over all of them, and room for what it writes.
+"""Calls the kernels: a pass over the rows of tensors and its sums over all of them.
 
-Everything is float32 on the CPU and contiguous; `serves` says whether it may be, and `run` looks at the memory that it
-hands over, since the kernels cannot. Rows of small matrices are padded with zeros to a multiple of `LANES` (`packed`),
-so that the kernels have no odd widths to look at.
+Everything is float32 on the CPU and contiguous; `serves` says whether it is, and `run` checks the memory that it hands
+over, since the kernels cannot. Rows of small matrices are padded with zeros to a multiple of `LANES` (`packed`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,47 +30,36 @@ FEWEST_ROWS, MOST_CHUNKS = 256, 128  # of a chunk; of all rows
 ELEMENTS_A_THREAD = 1 << 16  # it takes microseconds to call one
 FEWEST_CHANNELS = 64  # of a sparse product
 
-_COUNTS = ("rows", "before", "after", "chunk", "part", "threads", "relu", "drop", "first", "key", "twin")
-_ARRAYS = (
-    "z", "source", "grad", "out", "kept", "inverse", "total", "x_grad", "z_grad", "parts", "norm", "norm_bias",
-    "shift", "query", "query_bias", "query_back", "key_map", "key_bias", "key_back", "value", "value_bias",
-    "value_back", "outer", "outer_back", "keys", "values", "crow", "col", "numbers", "entry",
-)  # fmt: skip
-_MATRICES = (
-    "outer", "states", "query", "query_bias", "key", "key_bias", "kept", "to_outer", "to_keys", "to_values",
-    "to_count", "outer_grad", "keys_grad", "values_grad", "count_grad", "square", "level", "query_grad",
-    "query_bias_grad", "key_grad", "key_bias_grad",
-)  # fmt: skip
 _INTEGERS = ("crow", "col", "numbers")
-_NUMBERS = ("state", "latent", "observed", "from_source", "count", "floor", "eps", "scale")
 
 
-class _Pass(ctypes.Structure):
-    """The structure `pass` of pass.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _COUNTS),
-        *((name, ctypes.c_void_p) for name in _ARRAYS),
-        *((name, ctypes.c_double) for name in _NUMBERS),
-    ]
+def structure(counts: str, arrays: str, numbers: str = "") -> Any:
+    """A structure of C by the names of its integers, addresses and numbers, which stand in this order."""
+    kinds = ((counts, ctypes.c_int64), (arrays, ctypes.c_void_p), (numbers, ctypes.c_double))
+    fields = [(name, kind) for names, kind in kinds for name in names.split()]
+    return type("structure", (ctypes.Structure,), {"_fields_": fields})
 
 
-class _Gram(ctypes.Structure):
-    """The structure `gram` of gram.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("channels", "scaled")),
-        *((name, ctypes.c_void_p) for name in _MATRICES),
-        ("count", ctypes.c_double),
-    ]
+_Pass = structure(  # of pass.h
+    "rows before after chunk part threads relu drop first key twin",
+    "z source grad out kept inverse total x_grad z_grad parts norm norm_bias shift query query_bias query_back "
+    "key_map key_bias key_back value value_bias value_back outer outer_back keys values crow col numbers entry",
+    "state latent observed from_source count floor eps scale",
+)
+_Gram = structure(  # of gram.h
+    "channels scaled",
+    "outer states query query_bias key key_bias kept to_outer to_keys to_values to_count outer_grad keys_grad "
+    "values_grad count_grad square level query_grad query_bias_grad key_grad key_bias_grad",
+    "count",
+)
 
 
 def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
     """Whether `rows` of at most so many `channels` go through the kernels; `tensors` are all that they are made of.
 
     The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
-    compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations. Nor does it call
-    modules, so the answer is no as well where hooks are registered for all of them.
+    compiled, exported, traced or transformed, since a kernel sees memory, not operations, and where global hooks are
+    registered, since it calls no modules.
     """
     return (
         is_eager(*tensors)  # first: a compiler would take the sizes for its own
@@ -89,31 +76,28 @@ def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
 
 
 def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = (), **given: Any) -> list[Tensor]:
-    """One pass by name, see steps.c; the sums over all rows that it makes, flat, each of the size that `sums` says.
+    """One pass by name, see steps.c; returns its sums over all rows, flat, of the sizes `sums`.
 
     `before` and `after` are the channels before and after the maps; `given` are fields of the structure: tensors, None
-    for those that are absent, and numbers.
+    for absent ones, and numbers.
     """
-    chunk = chunk_of(rows, max(before, after))
-    chunks, part = -(-rows // chunk), sum(sums)
+    channels, part = max(before, after), sum(sums)
+    chunk = chunk_of(rows, channels)
+    chunks = -(-rows // chunk)
     parts = space(max(chunks, 1), part)
     if rows == 0:
         parts.zero_()
-    enough = 1 + rows * max(before, after) // ELEMENTS_A_THREAD
-    threads = min(torch.get_num_threads(), chunks, enough) if has_threads() else 1
+    threads = min(torch.get_num_threads(), chunks, 1 + rows * channels // ELEMENTS_A_THREAD) if has_threads() else 1
     fields = _Pass(rows=rows, before=before, after=after, chunk=chunk, part=part, threads=max(threads, 1))
-    sizes = _sizes(name, rows, before, after)
-    held = {}  # until the kernel is done: it works while other threads of Python do
+    # Only for tensors that come from elsewhere; tests check the sizes of those that this package makes.
+    sizes = dict.fromkeys(("source", "grad", "out"), rows * after) | {"numbers": rows, "crow": rows + 1}
+    sizes |= dict.fromkeys(("norm", "norm_bias", "shift"), after)
+    if name != "multiply_rows":
+        sizes["z"] = rows * before
     for field, value in given.items():
-        if isinstance(value, Tensor):
-            value = held[field] = _memory(field, value, sizes.get(field))
-            setattr(fields, field, value.data_ptr())
-        elif value is not None:
-            setattr(fields, field, value)
-    if part:
-        fields.parts = parts.data_ptr()
-    if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
-        raise MemoryError(f"no memory for {threads} times {10 * BLOCK} rows of {max(before, after)} channels")
+        given[field] = _memory(field, value, sizes.get(field)) if isinstance(value, Tensor) else value
+    room = f"{threads} times {10 * BLOCK} rows of {channels} channels"
+    call(name, fields, room, parts=parts if part else None, **given)
     return list(parts[0].clone().split(list(sums))) if part else []  # parts of chunks need not be kept
 
 
@@ -126,13 +110,6 @@ def chunk_of(rows: int, channels: int) -> int:
 def space(*shape: int) -> Tensor:
     """Room for a kernel to write to, whatever torch's defaults for types and devices are."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
-
-
-def _sizes(name: str, rows: int, before: int, after: int) -> dict[str, int]:
-    """Elements of what comes from elsewhere: of tensors that this package makes itself, tests have looked at sizes."""
-    states = {} if name == "multiply_rows" else {"z": rows * before}
-    wide = dict.fromkeys(("source", "grad", "out"), rows * after)
-    return states | wide | dict.fromkeys(("norm", "norm_bias", "shift"), after) | {"numbers": rows, "crow": rows + 1}
 
 
 def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
@@ -160,7 +137,7 @@ def gram_forward(
     given = dict(zip(("to_outer", "to_keys", "to_values", "to_count"), found, strict=True))
     given |= zip(("query", "query_bias", "key", "key_bias"), (x.contiguous() for x in (*query, *key)), strict=True)
     fields = _Gram(channels=d, scaled=scaled, count=count)
-    _call("gram_forward", fields, outer=outer, states=states, kept=kept, **given)
+    call("gram_forward", fields, f"{d} channels", outer=outer, states=states, kept=kept, **given)
     return list(found), kept
 
 
@@ -173,15 +150,18 @@ def gram_backward(
     trained = [space(*shape) for shape in ((d, d), (d,), (d, d), (d,))]
     given = dict(zip(("outer_grad", "keys_grad", "values_grad", "count_grad"), grads, strict=True))
     given |= dict(zip(("query_grad", "query_bias_grad", "key_grad", "key_bias_grad"), trained, strict=True))
-    _call("gram_backward", _Gram(channels=d, scaled=scaled), kept=kept, square=square, level=level, **given)
+    fields = _Gram(channels=d, scaled=scaled)
+    call("gram_backward", fields, f"{d} channels", kept=kept, square=square, level=level, **given)
     return square, level, trained
 
 
-def _call(name: str, fields: ctypes.Structure, **tensors: Tensor) -> None:
-    for field, value in tensors.items():
-        setattr(fields, field, value.data_ptr())
+def call(name: str, fields: Any, room: str, **given: Any) -> None:
+    """Fills in the fields `given`, tensors or numbers, and calls the kernel; `room` is what it needs memory for."""
+    for field, value in given.items():
+        if value is not None:
+            setattr(fields, field, value.data_ptr() if isinstance(value, Tensor) else value)
     if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
-        raise MemoryError(f"no memory for {name}")
+        raise MemoryError(f"no memory for {room}")
 
 
 def padded(channels: int) -> int:
@@ -194,17 +174,11 @@ def packed(matrix: Tensor) -> Tensor:
     return torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix.contiguous()
 
 
-def shaped(flat: Tensor, rows: int) -> Tensor:
-    """A sum of `run` as a matrix, its padding still there."""
-    return flat.view(rows, math.prod(flat.shape) // rows)
-
-
 def multiply(matrix: CSR, x: Tensor, out: Tensor, beta: float, alpha: float) -> bool:
     """``out ← β out + α S X``, offered to `difformer.sparse`; False where it does not serve, and nothing was done.
 
-    On one thread of a CPU, against torch's product with a CSR tensor: 12 ms against 44 at 100,000 rows, 1 M entries and
-    64 channels; 45 against 87 at 128 channels; 0.07 against 0.11 at 2,708 rows and 10,556 entries. Below 64 channels
-    torch's is faster, six times at 8.
+    On one thread, against torch's product with a CSR tensor: 12 ms against 44 at 100,000 rows, 1 M entries and 64
+    channels; 45 against 87 at 128 channels. Below 64 channels torch's is faster, six times at 8.
     """
     rows, channels = matrix.crow.numel() - 1, x.shape[1]
     if channels < FEWEST_CHANNELS or matrix.crow.dtype != torch.int32 or not out.is_contiguous():
@@ -216,4 +190,4 @@ def multiply(matrix: CSR, x: Tensor, out: Tensor, beta: float, alpha: float) -> 
     return True
 
 
-sparse.fast_product = multiply
+sparse.fast_products["cpu"] = multiply

@@ -15,6 +15,8 @@
 
 #include "rows.h"
 
+#include "pairs.h"
+
 /* ------------------------------------------------------------------------------------------------------------- passes */
 
 /* Σ k zᵀ, κ = Σ k, Σ z. No key map: k = z as it is, and the first of them is the Gram matrix. */
