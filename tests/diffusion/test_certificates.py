@@ -248,7 +248,7 @@ def test_directed_graphs_are_not_covered_and_do_not_stop_the_others():
 
 def test_certificates_refuse_unsuitable_couplings():
     z = states(5, 0)
-    with pytest.raises(ValueError, match="metric='cosine': the theorems speak of distances"):
+    with pytest.raises(ValueError, match="metric='cosine', but the theorems are about distances"):
         c.thm_main(z, AllPairAttention("simple", "cosine"))
     with pytest.raises(ValueError, match="must be row-normalised"):
         c.thm_main(z, AllPairAttention("simple", normalised=False))
@@ -271,9 +271,6 @@ def test_certify_runs_all_certificates():
     found = certify(z, graph)
     assert [certificate.name for certificate in found] == list(CERTIFICATES)
     assert all(certificate.verdict != "fails" for certificate in found)
-    lines = c.certificate_table(found).splitlines()
-    assert len(lines) == len(found) + 1
-    assert lines[0].split() == ["certificate", "verdict", "violation", "claim"]
     assert [one.name for one in certify(z)] == [name for name, entry in CERTIFICATES.items() if entry.needs == "states"]
     assert [one.name for one in certify(z, only=["thm-main"])] == ["thm-main"]
     assert "thm-gcn" in [one.name for one in certify(z, GraphCoupling(graph, "gin"))]

@@ -209,7 +209,7 @@ def test_coupling_names_that_need_a_graph_are_refused_without_one():
 
 def test_invalid_couplings_are_refused():
     graph = Graph(torch.tensor([[0], [1]]), 2)
-    with pytest.raises(TypeError, match="coupling is a Graph: say which weights"):
+    with pytest.raises(TypeError, match="coupling is a Graph: choose its weights"):
         as_coupling(graph)
     with pytest.raises(TypeError, match="must be a Coupling or a square matrix, got str"):
         as_coupling("gcn")

@@ -171,6 +171,13 @@ def test_rounding_above_one_does_not_leave_the_domain_of_f():
     assert torch.equal(rooted.g(x), torch.ones(2))
 
 
+def test_a_diffusivity_can_be_made_under_any_default_device():
+    with torch.device("meta"):
+        made = [as_diffusivity("gaussian:0.7"), Diffusivity("cauchy", f=lambda u: 1 / (1 + u))]
+    for diffusivity in made:
+        assert diffusivity.delta(torch.ones(2, dtype=torch.float64)).gt(0).all()
+
+
 def test_sharp_is_a_gaussian_by_its_sharpness():
     x = torch.linspace(-1, 1, 21, dtype=torch.float64)
     sharp, gaussian = as_diffusivity("sharp:25"), as_diffusivity("gaussian:0.2")

@@ -207,6 +207,6 @@ def test_a_source_of_another_shape_is_refused_not_broadcast(source, complaint):
 def test_the_source_must_have_the_shape_of_the_transformed_states():
     h = torch.nn.Linear(3, 2)
     z = torch.randn(4, 3)
-    with pytest.raises(ValueError, match=r"which is Z\^\(0\) where none is given.*source=h\(z\)"):
+    with pytest.raises(ValueError, match=r"which is Z\^\(0\) by default.*source=h\(z\)"):
         diffuse(z, Identity(), source_weight=0.5, transform=h)
     assert diffuse(z, Identity(), source=h(z), source_weight=0.5, transform=h).shape == (4, 2)

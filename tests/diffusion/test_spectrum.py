@@ -17,8 +17,8 @@ from difformer.diffusion import (
     Spectrum,
     convergence_rate,
     diffuse,
-    laplacian,
     laplacian_spectrum,
+    spectrum,
     stable_step_size,
 )
 from difformer.graph import Graph
@@ -27,7 +27,7 @@ from difformer.graph import Graph
 @pytest.fixture
 def lanczos(monkeypatch):
     """Iterations for every size, however small."""
-    monkeypatch.setattr(laplacian, "DENSE", 0)
+    monkeypatch.setattr(spectrum, "DENSE", 0)
 
 
 @pytest.mark.parametrize("name", GRAPH_PROBLEMS)
@@ -86,9 +86,9 @@ def test_iterative_and_dense_spectra_agree(nodes, density, seed, monkeypatch):
         (GraphCoupling(graph, "random_walk"), "unit"),
         (AllPairAttention("sigmoid"), "degree"),
     ):
-        monkeypatch.setattr(laplacian, "DENSE", 512)
+        monkeypatch.setattr(spectrum, "DENSE", 512)
         exact = laplacian_spectrum(coupling, z, conservation=conservation)
-        monkeypatch.setattr(laplacian, "DENSE", 0)
+        monkeypatch.setattr(spectrum, "DENSE", 0)
         found = laplacian_spectrum(coupling, z, conservation=conservation)
         assert found.null == exact.null
         assert found.largest == pytest.approx(exact.largest, rel=1e-9, abs=1e-12)
@@ -244,7 +244,7 @@ def test_a_lazy_random_walk_has_the_spectrum_of_the_walk():
 @pytest.mark.parametrize("size", [0, 512], ids=["iterations", "exact"])
 def test_a_plain_matrix_has_the_null_space_of_the_coupling_that_it_came_from(size, monkeypatch):
     """Nobody says what a matrix leaves at rest: of D^-½ A D^-½ it is √d on each component, and nothing where d = 0."""
-    monkeypatch.setattr(laplacian, "DENSE", size)
+    monkeypatch.setattr(spectrum, "DENSE", size)
     graph = undirected([(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (4, 6)], 8)
     coupling = GraphCoupling(graph, "gcn")
     z = torch.zeros(8, 1, dtype=torch.float64)

@@ -6,55 +6,63 @@
     >>> diffuse(z, AllPairAttention("simple"), steps=4, step_size=0.5).shape
     torch.Size([100, 8])
 
-Names are resolved on first use: `difformer.attention` needs the diffusivities alone, and the couplings need
-`difformer.attention`.
+Names are imported on first use, so a model does not load the solvers of scipy.
 """
 
-# ruff: noqa: F401
+# ruff: noqa: I001 (one import per module)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from difformer._lazy import lazy_names
 from difformer.diffusivity import (
-    DIFFUSIVITIES,
-    Diffusivity,
-    as_diffusivity,
-    gaussian,
-    register_diffusivity,
-    softmax,
+    DIFFUSIVITIES as DIFFUSIVITIES,
+    Diffusivity as Diffusivity,
+    as_diffusivity as as_diffusivity,
+    gaussian as gaussian,
+    register_diffusivity as register_diffusivity,
+    softmax as softmax,
 )
 
 if TYPE_CHECKING:
-    from difformer.diffusion.certificates import CERTIFICATES, Certificate, certify
-    from difformer.diffusion.counterexamples import COUNTEREXAMPLES
+    from difformer.diffusion.certificates import (
+        CERTIFICATES as CERTIFICATES,
+        Certificate as Certificate,
+        certify as certify,
+    )
+    from difformer.diffusion.counterexamples import COUNTEREXAMPLES as COUNTEREXAMPLES
     from difformer.diffusion.coupling import (
-        COUPLINGS,
-        AllPairAttention,
-        Coupling,
-        EdgeAttention,
-        GraphCoupling,
-        Identity,
-        MatrixCoupling,
-        Mix,
-        as_coupling,
-        make_coupling,
+        COUPLINGS as COUPLINGS,
+        AllPairAttention as AllPairAttention,
+        Coupling as Coupling,
+        EdgeAttention as EdgeAttention,
+        GraphCoupling as GraphCoupling,
+        Identity as Identity,
+        MatrixCoupling as MatrixCoupling,
+        Mix as Mix,
+        as_coupling as as_coupling,
+        make_coupling as make_coupling,
     )
-    from difformer.diffusion.dynamics import Diffused, diffuse, solve
+    from difformer.diffusion.dynamics import Diffused as Diffused, diffuse as diffuse, solve as solve
     from difformer.diffusion.energy import (
-        Energy,
-        dirichlet_energy,
-        effective_rank,
-        mixture,
-        nonnegative,
-        normalised_dirichlet_energy,
-        penalty,
-        smoothness,
+        Energy as Energy,
+        concave_conjugate as concave_conjugate,
+        dirichlet_energy as dirichlet_energy,
+        effective_rank as effective_rank,
+        mixture as mixture,
+        nonnegative as nonnegative,
+        normalised_dirichlet_energy as normalised_dirichlet_energy,
+        penalty as penalty,
+        smoothness as smoothness,
+        surrogate_energy as surrogate_energy,
     )
-    from difformer.diffusion.label_propagation import propagate_labels
-    from difformer.diffusion.models import MODELS
-    from difformer.diffusion.spectrum import Spectrum, convergence_rate, laplacian_spectrum, stable_step_size
-    from difformer.diffusion.surrogate import concave_conjugate, surrogate_energy
+    from difformer.diffusion.models import MODELS as MODELS, propagate_labels as propagate_labels
+    from difformer.diffusion.spectrum import (
+        Spectrum as Spectrum,
+        convergence_rate as convergence_rate,
+        laplacian_spectrum as laplacian_spectrum,
+        stable_step_size as stable_step_size,
+    )
 
 _names, __getattr__, __dir__ = lazy_names(
     __name__,
@@ -64,14 +72,12 @@ _names, __getattr__, __dir__ = lazy_names(
         "coupling": "COUPLINGS AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix "
         "as_coupling make_coupling",
         "dynamics": "Diffused diffuse solve",
-        "energy": "Energy dirichlet_energy effective_rank mixture nonnegative normalised_dirichlet_energy "
-        "penalty smoothness",
-        "label_propagation": "propagate_labels",
-        "models": "MODELS",
+        "energy": "Energy concave_conjugate dirichlet_energy effective_rank mixture nonnegative "
+        "normalised_dirichlet_energy penalty smoothness surrogate_energy",
+        "models": "MODELS propagate_labels",
         "spectrum": "Spectrum convergence_rate laplacian_spectrum stable_step_size",
-        "surrogate": "concave_conjugate surrogate_energy",
     },
-    modules=("laplacian", "pairs"),
+    modules="pairs",
 )
 
 __all__ = sorted(

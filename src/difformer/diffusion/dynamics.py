@@ -1,22 +1,22 @@
-r"""The diffusion itself: explicit Euler steps, and the continuous flow.
+r"""Diffusion by explicit Euler steps, and as a continuous flow.
 
 One step with step size τ, coupling S, transformation h, source H of weight β and activation σ:
 
 .. math::
     Z^{(k+1)} = \sigma\left[ C\, h(Z^{(k)}) + \tau\, S^{(k)} h(Z^{(k)}) + \tau\beta H \right],
 
-where C says what a state keeps of itself:
+where C is the share of itself that a state keeps:
 
 ============  =========  ===========================================================================================
-conservation  C          which is
+conservation  C          meaning
 ============  =========  ===========================================================================================
-``degree``    1 - τd̃_i   the diffusion equation (`eqn-diffuse-iter`): a state gives up as much as it takes
-``unit``      1 - τ      graph convolution with a residual; the same as ``degree`` where rows of S sum to one
-``none``      1          isomorphism networks: a state keeps all, and grows
+``degree``    1 - τd̃_i   the diffusion equation (`eqn-diffuse-iter`): a state gives up as much as it receives
+``unit``      1 - τ      graph convolution with a residual; the same as ``degree`` if rows of S sum to one
+``none``      1          isomorphism networks: a state keeps everything, and grows
 ============  =========  ===========================================================================================
 
-A coupling that depends on the states is computed at h(Z), as descent of the energy asks; the paper's formula computes
-it at Z, where descent can fail (``coupling_at="input"``).
+A coupling that depends on the states is computed at h(Z), for which the energy descends. The paper computes it at Z
+(``coupling_at="input"``), where descent can fail.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
-from difformer.diffusion.coupling import Coupling, as_coupling
+from difformer.diffusion.coupling import AnyCoupling, Coupling, as_coupling
 from difformer.errors import UserError
-from difformer.sparse import SparseMatrix
 
 Transform = Callable[[Tensor], Tensor]
 Observable = Callable[[Tensor, Tensor], Tensor]
-AnyCoupling = Coupling | Tensor | SparseMatrix
 
 CONSERVATIONS = ("degree", "unit", "none")
 COUPLING_AT = ("transformed", "input")
@@ -56,7 +54,7 @@ def flow(
 ) -> Tensor:
     """dZ/dt = S Z - C' Z + H, with C' = d̃ (``degree``), 1 (``unit``) or 0 (``none``).
 
-    S is computed at Z, or at the states given as `at`; `source` comes with its weight in it.
+    S is computed at the states `at`, by default Z; `source` includes its weight.
     """
     at = z if at is None else at
     change = coupling.propagate(at, z)
@@ -67,7 +65,6 @@ def flow(
     return change if source is None else change + source
 
 
-# The two forms differ in what comes back; the options are spelled out once, below.
 @overload
 def diffuse(z: Tensor, coupling: AnyCoupling, *, energy: None = None, **options: Any) -> Tensor: ...
 
@@ -91,22 +88,21 @@ def diffuse(  # type: ignore[misc]
     save: str = "last",
     energy: Observable | None = None,
 ) -> Tensor | Diffused:
-    """Diffuses states by explicit Euler steps; the equation stands at the head of this module.
+    """Diffuses states by explicit Euler steps, see the equation of `difformer.diffusion.dynamics`.
 
     Args:
         z: States Z^(0), ``[N, d]``.
         coupling: A `Coupling`, or a square matrix (dense or sparse) as a constant one.
-        steps: How many steps to take.
-        step_size: τ; `stable_step_size` says how large it may be.
+        steps: Number of steps.
+        step_size: τ; see `stable_step_size` for the largest stable one.
         conservation: ``"degree"``, ``"unit"`` or ``"none"``.
-        source: H, ``[N, d]``. With a `source_weight` and no `source`, H is Z^(0).
-        source_weight: β; left out, 1 where there is a `source` and 0 otherwise.
-        transform: h, one for all steps or a sequence with one per step (also an ``nn.ModuleList``).
+        source: H, ``[N, d]``; by default Z^(0) if there is a `source_weight`.
+        source_weight: β; by default 1 if there is a `source`, otherwise 0.
+        transform: h, one function for all steps or a sequence with one per step (also an ``nn.ModuleList``).
         activation: σ.
-        coupling_at: Where the coupling is computed: ``"transformed"`` (at h(Z)) or ``"input"`` (at Z).
-        save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]`` from Z^(0) on.
-        energy: A function of Z^(k+1) and Z^(k), such as an `Energy`; its values come back beside the states, and no
-            trajectory needs to be kept for that.
+        coupling_at: The states at which the coupling is computed: ``"transformed"`` (h(Z)) or ``"input"`` (Z).
+        save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]``.
+        energy: A function of Z^(k+1) and Z^(k), such as an `Energy`, to evaluate at every step.
 
     Returns:
         The states; with `energy`, a `Diffused` pair of states and energies ``[steps]``.
@@ -124,10 +120,10 @@ def diffuse(  # type: ignore[misc]
         before = saved[-1]
         moved = before if h is None else h(before)
         if inflow is not None and inflow.shape != moved.shape:
-            whose = "source" if source is not None else "source, which is Z^(0) where none is given,"
+            whose = "source" if source is not None else "source, which is Z^(0) by default,"
             raise UserError(
                 f"{whose} has shape {tuple(inflow.shape)}, but is added to states of shape {tuple(moved.shape)}; "
-                f"pass one of that shape" + ("" if h is None else ", transformed as the states are: source=h(z)")
+                f"pass one of that shape" + ("" if h is None else ", transformed like the states: source=h(z)")
             )
         at = before if coupling_at == "input" else moved
         rate = flow(moved, coupling, conservation=conservation, source=inflow, at=at)
@@ -162,10 +158,10 @@ def solve(
 
     Args:
         z: States at ``times[0]``, ``[N, d]``.
-        coupling: As for `diffuse`; one that depends on the states is computed anew wherever the solver looks.
+        coupling: As for `diffuse`; if it depends on the states, it is recomputed at every evaluation.
         times: ``[T]`` increasing (or decreasing) times.
-        conservation: As for `diffuse`: what S Z is weighed against.
-        source: H, ``[N, d]``; with a `source_weight` and no `source`, the states at ``times[0]``.
+        conservation: As for `diffuse`.
+        source: H, ``[N, d]``; by default the states at ``times[0]`` if there is a `source_weight`.
         source_weight: β.
         method: A solver of torchdiffeq.
         rtol: Relative tolerance of the solver.
@@ -198,7 +194,7 @@ def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | 
 
 
 def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
-    if isinstance(transform, (Sequence, nn.ModuleList)):  # the latter is callable, but only to say that it is not
+    if isinstance(transform, (Sequence, nn.ModuleList)):  # calling a ModuleList only raises
         if len(transform) != steps:
             raise UserError(f"transform must be one function or one per step, got {len(transform)} for {steps} steps")
         return list(transform)

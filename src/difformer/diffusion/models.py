@@ -1,11 +1,11 @@
-r"""Other models as settings of `diffuse`: the rows of the paper's comparison (`tbl-existing`).
+r"""Other models as options of `diffuse`: the rows of the paper's comparison (`tbl-existing`).
 
-Each function gives the options under which `diffuse` computes the propagation of that model:
+Each function returns the options with which `diffuse` computes the propagation of a model:
 
     >>> diffuse(z, steps=2, **gcn(graph))          # two layers of graph convolution, without weights
 
-A layer's weights and activation are `transform` and `activation`, which every setting leaves to the caller. In matrix
-form, with Ŝ = D^-½ A D^-½ of the graph as it is (add self-loops to it where the model has them):
+Pass the weights and the activation of a layer as `transform` and `activation`. In matrix form, with Ŝ = D^-½ A D^-½ of
+the given graph (add self-loops if the model has them):
 
 ==============  ======================================  =======================================================
 setting         one step                                layer that computes the same
@@ -14,12 +14,20 @@ setting         one step                                layer that computes the 
 `gcn`           (1-τ)Z + τŜZ                            GCNConv (τ = 1)
 `gin`           (1+ε)Z + AZ                             GINConv
 `appnp`         (1-α)ŜZ + αZ⁰                           APPNP
-`gcnii`         (1-α)ŜZ + αZ⁰                           GCN2Conv, the weights as `transform`
+`gcnii`         (1-α)ŜZ + αZ⁰                           GCN2Conv, with weights as `transform`
 `gat`           (1-τ)Z + τSZ, s_ij ∝ a_ij f(u_ij)       the paper's extension of GAT to diffusivities
 `transformer`   (1-τ)Z + τSZ, s_ij ∝ e^(x_ij/√d)        TransformerConv on the complete graph, tied weights (τ = 1)
 `difformer_s`   (1-τ)Z + τSZ, s_ij ∝ 1 + x_ij           DIFFormer-s
 `difformer_a`   (1-τ)Z + τSZ, s_ij ∝ 1/(1 + e^-x_ij)    DIFFormer-a
 ==============  ======================================  =======================================================
+
+Label propagation (`propagate_labels`) diffuses labels instead of features. With the known labels Y⁰ (one-hot rows, zero
+rows elsewhere) and a propagation matrix S of the graph,
+
+.. math::
+    Y^{(k+1)} = \mathrm{clamp}\left[\alpha S Y^{(k)} + (1 - \alpha) Y^{(0)}\right],
+
+which is `diffuse` with coupling αS, source Y⁰ of weight 1 - α, step size one and the clamp as activation.
 """
 
 from __future__ import annotations
@@ -27,12 +35,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional
+
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Identity, Mix
+from difformer.diffusion.dynamics import diffuse
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 
 Options = dict[str, Any]
+
+CLAMPS = ("range", "labels", "none")
 
 
 def _options(coupling: Coupling, step_size: float = 1.0, **more: Any) -> Options:
@@ -40,17 +55,17 @@ def _options(coupling: Coupling, step_size: float = 1.0, **more: Any) -> Options
 
 
 def mlp() -> Options:
-    """No exchange at all: what remains is σ(h(Z))."""
+    """No exchange: σ(h(Z))."""
     return _options(Identity())
 
 
 def gcn(graph: Graph, *, step_size: float = 1.0) -> Options:
-    """Graph convolution, with a residual where τ < 1. The paper puts I where the diffusion has D̃: ``"unit"``."""
+    """Graph convolution, with a residual if τ < 1. The paper has I instead of D̃, hence ``"unit"`` conservation."""
     return _options(GraphCoupling(graph, "gcn"), step_size)
 
 
 def gin(graph: Graph, *, eps: float = 0.0) -> Options:
-    """Isomorphism network: a state keeps all of itself and adds its neighbours, so that nothing is conserved.
+    """Isomorphism network: a state keeps all of itself and adds its neighbours, so nothing is conserved.
 
     The paper's S = A + I with step τ gives (1+τ)Z + τAZ, which is τ times this with ε = 1/τ.
     """
@@ -59,9 +74,9 @@ def gin(graph: Graph, *, eps: float = 0.0) -> Options:
 
 
 def appnp(graph: Graph, *, alpha: float = 0.1) -> Options:
-    """Personalised PageRank: a convex mix of what neighbours send and of Z⁰, which bounds the states.
+    """Personalised PageRank: a convex combination of propagated states and Z⁰, which bounds the states.
 
-    The paper's form (1-τ)Z + τŜZ + τβZ⁰ is not convex, and grows where Z⁰ has a component in the null space.
+    The paper's form (1-τ)Z + τŜZ + τβZ⁰ is not convex, and grows if Z⁰ has a component in the null space.
     """
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
@@ -69,9 +84,9 @@ def appnp(graph: Graph, *, alpha: float = 0.1) -> Options:
 
 
 def gcnii(graph: Graph, *, alpha: float = 0.1) -> Options:
-    """Graph convolution with initial residual: the propagation of APPNP.
+    """Graph convolution with initial residual, which propagates like APPNP.
 
-    GCN2Conv applies its weights h to the whole sum; since S acts on rows and h on columns, that is ``transform=h`` with
+    GCN2Conv applies its weights h to the whole sum; as S acts on rows and h on columns, use ``transform=h`` and
     ``source=h(z0)``.
     """
     return appnp(graph, alpha=alpha)
@@ -80,12 +95,12 @@ def gcnii(graph: Graph, *, alpha: float = 0.1) -> Options:
 def gat(
     graph: Graph, *, diffusivity: str | Diffusivity = "simple", metric: str = "cosine", step_size: float = 1.0
 ) -> Options:
-    """Attention on observed edges, by a diffusivity instead of GAT's score."""
+    """Attention on observed edges, with a diffusivity instead of the score of GAT."""
     return _options(EdgeAttention(graph, diffusivity, metric), step_size)
 
 
 def transformer(*, temperature: float | None = None, step_size: float = 1.0) -> Options:
-    """Softmax attention between all pairs of normalised states; the temperature is √d where none is given."""
+    """Softmax attention between all pairs of normalised states; the default temperature is √d."""
     name = "softmax" if temperature is None else f"softmax:{temperature!r}"
     return _options(AllPairAttention(name, "cosine"), step_size)
 
@@ -103,3 +118,68 @@ def difformer_a(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
 MODELS: dict[str, Callable[..., Options]] = {
     setting.__name__: setting for setting in (mlp, gcn, gin, appnp, gcnii, gat, transformer, difformer_s, difformer_a)
 }
+
+
+def propagate_labels(
+    y: Tensor,
+    graph: Graph,
+    *,
+    known: Tensor | None = None,
+    num_classes: int | None = None,
+    steps: int = 50,
+    alpha: float = 0.9,
+    weights: str = "gcn",
+    clamp: str = "range",
+    save: str = "last",
+) -> Tensor:
+    """Spreads known labels over a graph.
+
+    Args:
+        y: Labels: classes ``[N]`` (negative if unknown), or scores ``[N, C]``.
+        graph: The graph.
+        known: The nodes with known labels, as a mask ``[N]`` or indices; by default all with non-negative labels.
+        num_classes: C; by default the largest class plus one.
+        steps: Number of steps.
+        alpha: Share of the neighbours; the rest is the known label.
+        weights: Weights of the graph, as for `GraphCoupling`.
+        clamp: ``"range"`` keeps scores in [0, 1]; ``"labels"`` restores the known labels after every step; ``"none"``
+            does neither.
+        save: ``"last"`` or ``"all"``, as for `diffuse`.
+
+    Returns:
+        Scores ``[N, C]``, or ``[steps + 1, N, C]`` with ``save="all"``.
+    """
+    if y.shape[:1] != (graph.num_nodes,) or y.dim() > 2:
+        raise UserError(f"y must be [N] or [N, C] with N = {graph.num_nodes}, got {tuple(y.shape)}")
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
+    if clamp not in CLAMPS:
+        raise UserError(f"clamp must be one of {', '.join(CLAMPS)}, got {clamp!r}")
+    start, fixed = _known_scores(y, known, num_classes)
+
+    def clamped(scores: Tensor) -> Tensor:
+        if clamp == "labels":
+            return torch.where(fixed.unsqueeze(1), start, scores)
+        return scores.clamp(0.0, 1.0) if clamp == "range" else scores
+
+    options = _options(Mix((GraphCoupling(graph, weights),), (alpha,)), source_weight=1 - alpha, activation=clamped)
+    return diffuse(start, steps=steps, save=save, **options)
+
+
+def _known_scores(y: Tensor, known: Tensor | None, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """Y⁰ ``[N, C]`` and the mask ``[N]`` of its known rows."""
+    mask = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
+    if known is not None:
+        mask = torch.zeros_like(mask).index_fill(0, known, True) if known.dtype != torch.bool else known
+    if y.dim() == 2:
+        scores = y if y.is_floating_point() else y.to(torch.get_default_dtype())
+        return torch.where(mask.unsqueeze(1), scores, 0.0), mask
+    if y.is_floating_point():
+        raise UserError(f"y must hold classes as integers, or scores [N, C]; got {y.dtype} {tuple(y.shape)}")
+    mask = mask & (y >= 0)
+    largest = int(y.max()) if y.numel() else -1
+    classes = max(1, largest + 1) if num_classes is None else num_classes
+    if largest >= classes:
+        raise UserError(f"num_classes is {classes}, but y holds class {largest}")
+    one_hot = functional.one_hot(torch.where(mask, y, 0), classes).to(torch.get_default_dtype())
+    return torch.where(mask.unsqueeze(1), one_hot, 0.0), mask

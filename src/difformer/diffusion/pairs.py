@@ -1,13 +1,12 @@
-"""Sums over all pairs of states, tile by tile: never an N×N matrix above a chosen size.
+"""Sums over all pairs of states, tile by tile, without an N×N matrix.
 
 With centred states z and half squared norms h_i = ||z_i||²/2, the squared distance and the score of two unit states
 with that distance are
 
     u_ij = 2 h_i + 2 h_j - 2 z_iᵀz_j,   x_ij = 1 - u_ij/2 = [z_i, 1 - h_i, 1]ᵀ [z_j, 1, -h_j],
 
-so that f(u_ij) = g(q_iᵀk_j) with two more channels, for every diffusivity: whatever computes attention on scores also
-computes it on distances. Distances do not change when all states move together; centred ones lose no digits to a
-common offset.
+so that f(u_ij) = g(q_iᵀk_j) with two more channels for every diffusivity: attention on scores also computes attention
+on distances. Centring keeps distances and avoids rounding by a common offset.
 """
 
 from __future__ import annotations
@@ -24,38 +23,36 @@ from difformer.errors import UserError
 
 Batch = Tensor | Segments | None
 
-BLOCK_SIZE = 2048  # rows and columns of the largest tile: 32 MiB in double precision
+BLOCK_SIZE = 2048  # rows and columns per tile: 32 MiB in double precision
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """``[…, n, d]`` and ``[…, m, d]`` to ``[…, n, m]``; centre both by the same point before."""
+    """``[…, n, d]`` and ``[…, m, d]`` to ``[…, n, m]``, for states centred at the same point."""
     norms = (a * a).sum(-1).unsqueeze(-1) + (b * b).sum(-1).unsqueeze(-2)
     return (norms - 2 * a @ b.mT).clamp_min(0.0)
 
 
 def distance_factors(z: Tensor, segments: Segments | None = None) -> tuple[Tensor, Tensor]:
     """Queries and keys ``[N, d + 2]`` whose inner products are 1 - ||z_i - z_j||²/2 within a graph."""
-    if segments is None:
-        z = z - z.mean(0)
-    else:
-        total = z.new_zeros(segments.num_graphs, z.shape[1]).index_add(0, segments.batch, z)
-        z = z - (total / segments.sizes.clamp_min(1).unsqueeze(1).to(z.dtype))[segments.batch]
+    z = z - (z.mean(0) if segments is None else segments.means(z)[segments.batch])
     half = (z * z).sum(1, keepdim=True) / 2
     one = torch.ones_like(half)
     return torch.cat([z, 1 - half, one], 1), torch.cat([z, one, -half], 1)
 
 
-def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Graphs of similar size as zero-padded, centred blocks: ``(z [B, n, d], mask [B, n], sizes [B])``."""
-    segments = as_segments(batch)
-    if segments is None:
-        if z.shape[0]:
-            ones = torch.ones(1, z.shape[0], dtype=torch.bool, device=z.device)
-            yield (z - z.mean(0)).unsqueeze(0), ones, ones.sum(1)
-        return
+def _graphs(z: Tensor, batch: Batch) -> Segments:
+    """The graphs of a batch; by default a single graph."""
+    everything = torch.zeros(z.shape[0], dtype=torch.long, device=z.device)
+    segments = as_segments(everything if batch is None else batch)
+    assert segments is not None
     if segments.batch.numel() != z.shape[0]:
         raise UserError(f"batch names {segments.batch.numel()} rows, but z has {z.shape[0]}")
-    for block in segments.blocks:
+    return segments
+
+
+def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Graphs of similar size as zero-padded, centred blocks: ``(z [B, n, d], mask [B, n], sizes [B])``."""
+    for block in _graphs(z, batch).blocks:
         padded = block.pad(z)
         mean = padded.sum(1, keepdim=True) / block.sizes.to(z.dtype).view(-1, 1, 1)
         yield (padded - mean) * block.mask.unsqueeze(-1), block.mask, block.sizes
@@ -64,7 +61,7 @@ def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Ten
 def tiles(z: Tensor, batch: Batch = None, *, block_size: int = BLOCK_SIZE) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """All unordered pairs of tiles within a graph: ``(rows [B, n, d], columns [B, m, d], weight [B, n, m])``.
 
-    The weight counts ordered pairs: one on the diagonal tiles, two off them (a pair and its mirror), zero for padding.
+    The weight counts ordered pairs: one in diagonal tiles, two in other tiles, zero for padding.
     """
     if block_size < 1:
         raise UserError(f"block_size must be a positive number of rows, got {block_size!r}")
@@ -82,16 +79,16 @@ def tiles(z: Tensor, batch: Batch = None, *, block_size: int = BLOCK_SIZE) -> It
 def pair_sum(
     z: Tensor, function: Callable[[Tensor], Tensor], *, batch: Batch = None, block_size: int = BLOCK_SIZE
 ) -> Tensor:
-    """Σ_ij function(||z_i - z_j||²) over all ordered pairs of a graph, in O(N² d) time and one tile of memory."""
+    """Σ_ij function(||z_i - z_j||²) over all ordered pairs of a graph, in O(N² d) time and the memory of one tile."""
 
     def part(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         return (function(squared_distances(rows, columns)) * weight).sum(dtype=torch.float64)
 
     total = z.new_zeros((), dtype=torch.float64)
     for tile in tiles(z, batch, block_size=block_size):
-        # A tile is worked out again in the backward pass rather than kept.
-        kept = torch.is_grad_enabled() and z.requires_grad
-        total = total + (checkpoint(part, *tile, use_reentrant=False) if kept else part(*tile))
+        # Tiles are recomputed in the backward pass.
+        differentiable = torch.is_grad_enabled() and z.requires_grad
+        total = total + (checkpoint(part, *tile, use_reentrant=False) if differentiable else part(*tile))
     return total.to(z.dtype)
 
 
@@ -129,22 +126,20 @@ def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, blo
 def exchange_sums(
     q: Tensor, k: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, block_size: int = BLOCK_SIZE
 ) -> Tensor:
-    """Row sums ``[N]`` of the exchange g(q_iᵀk_j) within each graph; one each for the identity."""
+    """Row sums ``[N]`` of the exchange g(q_iᵀk_j) within each graph; ones for the identity."""
     if diffusivity is IDENTITY:
         return q.new_ones(q.shape[0])
-    segments = as_segments(batch)
-    if segments is None:
-        everywhere = torch.ones(1, q.shape[0], dtype=torch.bool, device=q.device)
-        return _padded_sums(q.unsqueeze(0), k.unsqueeze(0), everywhere, diffusivity, block_size).squeeze(0)
-    parts = [_padded_sums(block.pad(q), block.pad(k), block.mask, diffusivity, block_size) for block in segments.blocks]
-    return segments.gather(parts) if parts else q.new_zeros(0)
+    sums = q.new_zeros(1, q.shape[0])
+    for block in _graphs(q, batch).blocks:
+        block.put(sums, _padded_sums(block.pad(q), block.pad(k), block.mask, diffusivity, block_size))
+    return sums.squeeze(0)
 
 
 def _padded_sums(q: Tensor, k: Tensor, mask: Tensor, diffusivity: Diffusivity, block_size: int) -> Tensor:
     there = mask.to(q.dtype)
     count = there.sum(1, keepdim=True)
     if diffusivity is CONSTANT:
-        return count.expand_as(there)
+        return count * there
     if diffusivity is SIMPLE:
         return count + (q @ k.sum(1).unsqueeze(-1)).squeeze(-1)
     together = max(1, block_size**2 // min(block_size, max(1, q.shape[1])) ** 2)

@@ -1,25 +1,38 @@
-r"""How large a step may be, and how fast a diffusion settles.
+r"""Stable step sizes and convergence rates.
 
-A step is Z⁺ = (I - τΔ) Z with Δ = D̃ - S (``conservation="degree"``) or I - S (``"unit"``). In every mode of Δ it
-multiplies by 1 - τλ, so that it does not grow for τ ≤ 2/λ₁, λ₁ the largest eigenvalue, and the slowest mode that decays
-at all belongs to the smallest *non-zero* eigenvalue μ. The modes of eigenvalue zero are the means of the connected
-components, which diffusion keeps.
+A step is Z⁺ = (I - τΔ) Z with Δ = D̃ - S (``conservation="degree"``) or I - S (``"unit"``). It multiplies each mode of Δ
+by 1 - τλ, so no mode grows for τ ≤ 2/λ₁, where λ₁ is the largest eigenvalue, and the slowest mode that decays belongs
+to the smallest *non-zero* eigenvalue μ. The modes of eigenvalue zero, one per connected component, are component means,
+which diffusion preserves.
+
+A coupling with balance m (m_i s_ij = m_j s_ji) has the spectrum of the symmetric matrix √m_i s_ij / √m_j. Up to `DENSE`
+nodes eigenvalues come from a dense decomposition. Beyond, λ₁ comes from ARPACK, and μ from a Lanczos recurrence on the
+complement of the null space, without restarts or reorthogonalisation: for extreme eigenvalues this costs only a few
+repeated Ritz values and saves most of the time and memory.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.linalg import eigh_tridiagonal
+from scipy.sparse import coo_matrix, csr_matrix, diags
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from difformer.diffusion.coupling import Coupling, as_coupling
-from difformer.diffusion.laplacian import Laplacian
+from difformer.diffusion.coupling import AllPairAttention, AnyCoupling, Coupling, as_coupling
 from difformer.errors import UserError
-from difformer.sparse import SparseMatrix
 
+DENSE = 512
+MOST_RESTARTS = 1000  # of ARPACK, before the largest eigenvalue is bounded instead
+
+Vector = Any  # a numpy array [N] of doubles
 _GROWS = "I - S has the negative eigenvalue {:.4g}, so that every step grows: use 'degree'"
 
 
@@ -29,8 +42,8 @@ class Spectrum:
 
     Args:
         largest: λ₁.
-        gap: μ, the smallest eigenvalue that is not zero; None where all are zero, and nothing moves.
-        null: How many zero eigenvalues there are: the connected components.
+        gap: μ, the smallest non-zero eigenvalue; None if all are zero.
+        null: Number of zero eigenvalues, which is the number of connected components.
     """
 
     largest: float
@@ -39,18 +52,18 @@ class Spectrum:
 
     @property
     def stable_step_size(self) -> float:
-        """2/λ₁, the largest step under which no mode grows; infinite where nothing moves."""
+        """2/λ₁, the largest step for which no mode grows; infinite if λ₁ = 0."""
         return 2 / self.largest if self.largest > 0 else math.inf
 
     def rate(self, step_size: float) -> float:
-        """Factor by which a step shrinks the energy at least: max (1 - τλ)² over the non-zero eigenvalues."""
+        """Bound on the factor of the energy per step: max (1 - τλ)² over the non-zero eigenvalues."""
         if self.gap is None:
             return 0.0
         return max((1 - step_size * self.gap) ** 2, (1 - step_size * self.largest) ** 2)
 
 
 def laplacian_spectrum(
-    coupling: Coupling | Tensor | SparseMatrix,
+    coupling: AnyCoupling,
     z: Tensor | None = None,
     *,
     conservation: str = "degree",
@@ -61,10 +74,10 @@ def laplacian_spectrum(
 
     Args:
         coupling: Symmetric, or row-normalised from a symmetric exchange.
-        z: States at which the coupling is taken; a static one needs none.
+        z: States at which the coupling is computed; not needed for a constant coupling.
         conservation: ``"degree"`` for D̃ - S, ``"unit"`` for I - S.
-        tolerance: Residual of μ's mode, relative to μ. The error of μ itself is of the order of its square.
-        max_iterations: Products with S that may be spent on μ.
+        tolerance: Residual of the mode of μ, relative to μ. The error of μ is of the order of its square.
+        max_iterations: Largest number of products with S to compute μ.
 
     Raises:
         ValueError: If S has no real spectrum or negative entries, or if I - S has a negative eigenvalue.
@@ -77,18 +90,16 @@ def laplacian_spectrum(
     return Spectrum(largest, gap, laplacian.null)
 
 
-def stable_step_size(
-    coupling: Coupling | Tensor | SparseMatrix, z: Tensor | None = None, *, conservation: str = "degree"
-) -> float:
-    """The largest step that lets no mode of the diffusion grow: 2/λ₁.
+def stable_step_size(coupling: AnyCoupling, z: Tensor | None = None, *, conservation: str = "degree") -> float:
+    """The largest step for which no mode of the diffusion grows: 2/λ₁.
 
-    Half of it, 1/λ₁, is the largest at which no mode changes its sign. A coupling without a real spectrum (of a
-    directed graph, or a mix of attention and graph) gets 1/max_i d̃_i, up to which every new state is an average of old
-    ones.
+    Half of it, 1/λ₁, is the largest for which no mode changes sign. For a coupling without a real spectrum (of a
+    directed graph, or a mix of attention and graph) the result is 1/max_i d̃_i, up to which each new state is an
+    average of old ones.
 
     Args:
         coupling: Any coupling with ``s_ij ≥ 0``.
-        z: States at which the coupling is taken; a static one needs none.
+        z: States at which the coupling is computed; not needed for a constant coupling.
         conservation: ``"degree"`` or ``"unit"``.
 
     Raises:
@@ -109,15 +120,11 @@ def stable_step_size(
 
 
 def convergence_rate(
-    coupling: Coupling | Tensor | SparseMatrix,
-    step_size: float,
-    z: Tensor | None = None,
-    *,
-    conservation: str = "degree",
+    coupling: AnyCoupling, step_size: float, z: Tensor | None = None, *, conservation: str = "degree"
 ) -> float:
-    """Factor (1 - τμ)² by which each step shrinks the energy at least (`prop-bound`), for τ ≤ 1/λ₁.
+    """Bound (1 - τμ)² on the factor of the energy per step (`prop-bound`), for τ ≤ 1/λ₁.
 
-    For larger steps the fastest mode may be the one that decays least: max((1 - τμ)², (1 - τλ₁)²).
+    For larger steps the fastest mode may decay least: max((1 - τμ)², (1 - τλ₁)²).
     """
     return laplacian_spectrum(coupling, z, conservation=conservation).rate(step_size)
 
@@ -133,3 +140,216 @@ def _prepared(coupling: Any, z: Tensor | None, conservation: str) -> tuple[Coupl
     if z.shape[0] == 0:
         raise UserError("z has no states: there is no spectrum")
     return chosen, z.detach().double()
+
+
+@dataclass(frozen=True)
+class Laplacian:
+    """The symmetric form of Δ as an operator, and its null space: `rest` on each component of `labels`."""
+
+    size: int
+    matrix: Any | None  # scipy sparse; None for a dense coupling of more than DENSE nodes
+    apply: Callable[[Vector], Vector]
+    labels: Vector
+    rest: Vector
+
+    @staticmethod
+    def of(coupling: Coupling, z: Tensor, conservation: str) -> Laplacian:
+        balance = coupling.balance(z)
+        if balance is None:
+            raise UserError(
+                "coupling has no real spectrum: it is neither symmetric nor row-normalised from a symmetric exchange "
+                "(a directed graph, or a mix of attention and graph); stable_step_size gives a sufficient bound for it"
+            )
+        root = balance.sqrt()
+        degree = coupling.degree(z)
+        kept = (degree if conservation == "degree" else torch.ones_like(degree)).cpu().numpy()
+        exchange, matrix = _sparse(coupling, z), None
+        if exchange is None:
+
+            def apply(x: Vector) -> Vector:
+                x = x.reshape(-1)
+                values = torch.from_numpy(x).to(z.device) / root
+                received = root * coupling.propagate(z, values.unsqueeze(1)).squeeze(1)
+                return kept * x - received.cpu().numpy()
+
+        else:
+            scale = root.cpu().numpy()
+            matrix = (diags(kept) - diags(scale) @ exchange @ diags(1 / scale)).tocsr()
+            apply = matrix.__matmul__
+        labels = _labels(exchange, coupling, z.shape[0])
+        rest = torch.ones_like(root) if conservation == "degree" else coupling.rest(z)
+        resting = _confirmed(apply, (root * rest).cpu().numpy(), labels)
+        if conservation == "unit" and matrix is not None and not resting.all():
+            resting = _confirmed(apply, _principal(matrix, resting, labels), labels)
+        return Laplacian(z.shape[0], matrix, apply, labels, resting)
+
+    @property
+    def null(self) -> int:
+        """Number of zero eigenvalues: the components with a fixed point."""
+        return int(np.unique(self.labels[self.rest != 0]).size)
+
+    def least(self) -> float:
+        """The smallest eigenvalue, or zero if none is negative.
+
+        Fixed points are positive. If every component has one, no mode of a non-negative S grows (Perron).
+        """
+        if self.null == np.unique(self.labels).size:
+            return 0.0
+        if self.matrix is not None and self.size <= DENSE:
+            values = self._eigenvalues()
+            return float(min(values[0], 0.0)) if values[0] < -1e-12 * abs(values[-1]) else 0.0
+        value = float(self._extreme("SA", tol=1e-4, return_eigenvectors=False)[0])
+        return value if value < -1e-8 else 0.0
+
+    def project(self, x: Vector) -> Vector:
+        """The projection of x to the complement of the null space."""
+        weight = np.bincount(self.labels, self.rest**2)
+        inner = np.bincount(self.labels, self.rest * x)
+        return x - self.rest * (inner / np.where(weight > 0, weight, 1.0))[self.labels]
+
+    def largest(self) -> float:
+        if self.null == self.size:
+            return 0.0
+        if self.size <= DENSE:
+            return float(self._eigenvalues()[-1])
+        try:
+            # The tolerance applies to residuals; the error of the eigenvalue is of the order of its square.
+            return float(self._extreme("LA", tol=1e-7, maxiter=MOST_RESTARTS, return_eigenvectors=False)[0])
+        except ArpackNoConvergence:
+            # On long chains eigenvalues crowd, and a small residual takes hours. Adding the residual gives an upper
+            # bound, hence a safe step size.
+            value, vector = self._extreme("LA", tol=1e-4)
+            found, direction = float(value[0]), vector[:, 0]
+            return found + float(np.linalg.norm(self.apply(direction) - found * direction))
+
+    def _extreme(self, which: str, **options: Any) -> Any:
+        """The eigenvalue of one end of the spectrum, by ARPACK."""
+        operator = LinearOperator((self.size, self.size), matvec=self.apply, dtype=np.float64)
+        start = np.random.default_rng(0).standard_normal(self.size)
+        return eigsh(operator, k=1, which=which, v0=start, **options)
+
+    def smallest(self, tolerance: float, max_iterations: int) -> float | None:
+        """The smallest eigenvalue outside the null space."""
+        if self.null == self.size:
+            return None
+        if self.size <= DENSE:
+            values = self._eigenvalues()
+            # If every component has a fixed point, negative values are rounding, see `least`.
+            grows = self.null < np.unique(self.labels).size and values[0] < -1e-9 * abs(values[-1])
+            return float(values[0] if grows else values[self.null])
+        return _lanczos_smallest(self.apply, self.project, self.size, tolerance, max_iterations)
+
+    def solve(self, h: Vector, *, tolerance: float = 1e-13) -> Vector:
+        """Δ⁺h by conjugate gradients."""
+        residual = self.project(h)
+        x, direction, size = np.zeros_like(residual), residual, float(residual @ residual)
+        goal = tolerance**2 * size
+        for _ in range(20 * self.size):
+            if size <= goal:
+                return x
+            image = self.apply(direction)
+            step = size / float(direction @ image)
+            x, residual = x + step * direction, self.project(residual - step * image)
+            before, size = size, float(residual @ residual)
+            direction = residual + size / before * direction
+        raise RuntimeError(f"conjugate gradients did not settle: residual {math.sqrt(size):.2g}")
+
+    def _eigenvalues(self) -> Vector:
+        assert self.matrix is not None  # there is one up to DENSE nodes
+        return np.linalg.eigvalsh(self.matrix.toarray())
+
+
+def component_labels(coupling: Coupling, z: Tensor) -> Tensor:
+    """The weakly connected component of each node, ``[N]``.
+
+    All-pair attention among more than `DENSE` states is assumed to connect each graph; only exchanges of exactly zero,
+    as between opposite states for `simple`, could split it.
+    """
+    return torch.from_numpy(_labels(_sparse(coupling, z), coupling, z.shape[0])).to(z.device)
+
+
+def _labels(exchange: Any | None, coupling: Coupling, size: int) -> Vector:
+    if exchange is not None:
+        return connected_components(exchange, directed=False)[1].astype(np.int64)
+    segments = coupling.segments if isinstance(coupling, AllPairAttention) else None
+    return np.zeros(size, dtype=np.int64) if segments is None else segments.batch.cpu().numpy()
+
+
+def _sparse(coupling: Coupling, z: Tensor) -> Any | None:
+    """S(z) as a scipy matrix without explicit zeros; None if it is dense and large."""
+    entries = coupling.entries(z)
+    if entries is None:
+        if z.shape[0] > DENSE:
+            return None
+        matrix = csr_matrix(coupling.matrix(z).detach().cpu().numpy())
+    else:
+        row, column, value = (part.detach().cpu().numpy() for part in entries)
+        matrix = coo_matrix((value, (row, column)), shape=(z.shape[0], z.shape[0])).tocsr()
+    matrix.eliminate_zeros()
+    if matrix.nnz and matrix.data.min() < 0:
+        raise UserError(f"coupling has negative entries (down to {matrix.data.min():.4g}); S must be ≥ 0")
+    return matrix
+
+
+def _confirmed(apply: Callable[[Vector], Vector], rest: Vector, labels: Vector) -> Vector:
+    """`rest` on the components where Δ maps it to zero, and zero elsewhere."""
+    left, whole = (np.bincount(labels, part**2) for part in (apply(rest), rest))
+    return np.where((left <= 1e-16 * whole)[labels], rest, 0.0)
+
+
+def _principal(laplacian: Any, known: Vector, labels: Vector) -> Vector:
+    """`known`, and on components where it is zero the eigenvector of the smallest eigenvalue of Δ.
+
+    The fixed points of a given matrix are unknown. On a component, S ≥ 0 is connected, so only its principal
+    eigenvector is positive (Perron); the caller checks whether it is a fixed point.
+    """
+    found = known.copy()
+    order = np.argsort(labels, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        if known[nodes].any():
+            continue
+        if nodes.size == 1:
+            found[nodes] = 1.0
+            continue
+        part = laplacian[nodes][:, nodes]
+        if nodes.size <= DENSE:
+            vector = np.linalg.eigh(part.toarray())[1][:, 0]
+        else:
+            start = np.random.default_rng(0).random(nodes.size)
+            vector = eigsh(part, k=1, which="SA", v0=start, tol=1e-13)[1][:, 0]
+        found[nodes] = np.abs(vector)
+    return found
+
+
+def _lanczos_smallest(
+    apply: Callable[[Vector], Vector],
+    project: Callable[[Vector], Vector],
+    size: int,
+    tolerance: float,
+    max_iterations: int,
+) -> float:
+    """The smallest eigenvalue of an operator on the complement of its null space."""
+    current = project(np.random.default_rng(1).standard_normal(size))
+    current /= np.linalg.norm(current)
+    before, beta = np.zeros(size), 0.0
+    diagonal: list[float] = []
+    beside: list[float] = []
+    value, residual, look = math.nan, math.inf, 16
+    for iteration in range(1, max_iterations + 1):
+        after = apply(current)
+        diagonal.append(float(current @ after))
+        after = project(after - diagonal[-1] * current - beta * before)
+        beta = float(np.linalg.norm(after))
+        exhausted = beta <= 1e-14 * max(map(abs, (diagonal[-1], diagonal[0])))
+        if iteration >= look or exhausted or iteration == max_iterations:
+            values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(0, 0))
+            value, residual = float(values[0]), beta * abs(float(vectors[-1, 0]))
+            if exhausted or residual <= tolerance * abs(value):
+                return value
+            look = iteration + max(8, iteration // 8)
+        beside.append(beta)
+        before, current = current, after / beta
+    raise RuntimeError(
+        f"the smallest non-zero eigenvalue is not resolved after {max_iterations} products with S: it is at most "
+        f"{value:.4g}, with residual {residual:.2g}; raise max_iterations or tolerance"
+    )

@@ -1,8 +1,7 @@
-"""What a certificate is, and how a violation is measured.
+"""Certificates and the measurement of violations.
 
-A theorem says that some number does not rise, or that two things are equal. Numbers carry rounding errors, so a rise is
-put in relation to the energy it happened at, plus a small part of the magnitude of what was summed: a violation below
-the tolerance is rounding, one above it is not.
+A theorem states that a number does not rise or that two values are equal. To separate violations from rounding, a rise
+is measured relative to the energy at which it happens, plus a small part of the magnitude of the summed terms.
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ from torch import Tensor
 from difformer.errors import UserError
 
 TOLERANCE = 1e-9
-# Sums of magnitude one are known to about 1e-14 in double precision: TOLERANCE times this part of the magnitude.
-ROUNDING = 1e-5
+ROUNDING = 1e-5  # TOLERANCE × ROUNDING = 1e-14 is the precision of sums of magnitude one
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was claimed, under which condition, and what was measured.
+    """A claim, its condition, and the measured violation.
 
     Args:
-        name: The label of the claim in the paper's source, or a name in its manner.
-        claim: What is claimed.
-        condition: When.
-        condition_met: Whether the data and settings at hand meet the condition.
-        violation: The largest violation measured, relative; at most `tolerance` where the claim holds.
-        tolerance: What rounding may cause.
+        name: The label of the claim in the paper's source, or a similar name.
+        claim: The claim.
+        condition: The condition of the claim.
+        condition_met: Whether the given data and settings meet the condition.
+        violation: The largest relative violation; at most `tolerance` if the claim holds.
+        tolerance: The largest violation that rounding may cause.
         proved: Whether there is a proof; otherwise the claim is only known from measurements.
-        details: Step size, weight, eigenvalues and whatever else the claim depends on.
+        details: Step size, weight, eigenvalues and other values that the claim depends on.
     """
 
     name: str
@@ -47,19 +45,19 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim held on these data, whatever the condition."""
+        """Whether the claim held on these data, regardless of the condition."""
         return self.violation <= self.tolerance
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``fails``, or ``not covered`` where the condition is not met."""
+        """``holds`` (``measured`` without a proof), ``fails``, or ``not covered`` if the condition is not met."""
         if not self.condition_met:
             return "not covered"
         return ("holds" if self.proved else "measured") if self.holds else "fails"
 
 
 def double(z: Tensor) -> Tensor:
-    """States in double precision, apart from any graph of gradients."""
+    """States in double precision, without gradients."""
     if z.dim() != 2:
         raise UserError(f"z must be states [N, d], got shape {tuple(z.shape)}")
     if z.shape[0] == 0:
@@ -73,13 +71,13 @@ def double(z: Tensor) -> Tensor:
 def largest_rise(
     before: Sequence[Tensor] | Tensor, after: Sequence[Tensor] | Tensor, *, magnitude: float, base: float = 0.0
 ) -> float:
-    """max (after - before) / scale: at most zero where nothing rises, NaN where a number is not one.
+    """max (after - before) / scale: zero if nothing rises, NaN if a value is NaN.
 
     Args:
-        before: Values that should not be exceeded.
+        before: Upper bounds.
         after: Values that should not exceed them.
-        magnitude: Size of the numbers that were summed, which rounding errors are in proportion to.
-        base: The least value that `before` could have; heights are counted from it.
+        magnitude: Size of the summed terms, to which rounding errors are proportional.
+        base: The smallest possible value of `before`; the scale is the distance from it.
     """
     worst = -math.inf
     for low, high in zip(before, after, strict=True):
@@ -92,7 +90,7 @@ def largest_rise(
 
 
 def largest_gap(left: Tensor, right: Tensor, *, magnitude: float = 0.0) -> float:
-    """max |left - right| relative to the largest entry of the two, plus what rounding makes of `magnitude`."""
+    """max |left - right| relative to the largest entry, plus the rounding of `magnitude`."""
     if not left.numel():
         return 0.0
     scale = float(torch.maximum(left.abs().max(), right.abs().max())) + ROUNDING * magnitude

@@ -1,15 +1,15 @@
 """Certificates for attention: Ω_ij = f(||z_i - z_j||²), D̄ = diag(Ω1), Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ.
 
 The energy is E(Z, k) = ||Z - Z^(k)||² + λ Σ_ij δ(||z_i - z_j||²), over all pairs or over the edges of an undirected
-graph. The theorems are about distances: attention on cosines (what a network computes) is covered on unit states only,
-and a trained network, whose queries and keys differ, not at all.
+graph. The theorems are about distances. They cover attention on cosines (what a network computes) on unit states only,
+and do not cover trained networks, whose queries and keys differ.
 
 With Z⁺ = Z + W and W = -τ D̄⁻¹(D̄ - Ω)Z, the tangents of the concave δ give
 
     Σ δ(u⁺) - Σ δ(u) ≤ -(4/τ) ⟨W, D̄W⟩ + 2 ⟨W, (D̄ - Ω)W⟩ ≤ -4 (1/τ - 1) ⟨W, D̄W⟩,
 
-since D̄ - Ω ≤ 2D̄, or -2 (2/τ - 1) ⟨W, D̄W⟩ where Ω is positive semi-definite. So λ Σδ falls by more than the ||W||² of
-the first term once λ ≥ τ / (4(1-τ) min_i d̄_i), or τ / (2(2-τ) min_i d̄_i).
+since D̄ - Ω ≤ 2D̄, or -2 (2/τ - 1) ⟨W, D̄W⟩ if Ω is positive semi-definite. So λ Σδ falls by more than the ||W||² of the
+first term if λ ≥ τ / (4(1-τ) min_i d̄_i), or τ / (2(2-τ) min_i d̄_i).
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from torch import Tensor
 
 from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
-from difformer.diffusion.coupling.interface import edge_distances
+from difformer.diffusion.coupling.matrix import edge_distances
 from difformer.diffusion.dynamics import diffuse, flow
-from difformer.diffusion.energy import Energy, Regulariser, mixture, penalty
+from difformer.diffusion.energy import Energy, Regulariser, mixture, penalty, surrogate_energy
 from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance
-from difformer.diffusion.surrogate import surrogate_energy
 from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 
 SLACK = 1 + 1e-9
-DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels, whatever the states
+DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels for all states
 
 AnyAttention = AllPairAttention | EdgeAttention
 
 
 def checked(coupling: Coupling, *, normalised: bool = True) -> AnyAttention:
-    """The coupling, if the theorems speak of it: attention on distances, normalised where it must be."""
+    """The coupling, if the theorems cover it: attention on distances, row-normalised if required."""
     if not isinstance(coupling, AllPairAttention | EdgeAttention):
         raise TypeError(f"coupling must be AllPairAttention or EdgeAttention, got {type(coupling).__name__}")
     if coupling.metric != "distance":
         raise UserError(
-            f"coupling has metric={coupling.metric!r}: the theorems speak of distances between states, so that no "
+            f"coupling has metric={coupling.metric!r}, but the theorems are about distances between states, so no "
             f"certificate covers it; make it with metric='distance' (the two agree on unit states)"
         )
     if normalised and not coupling.normalised:
@@ -66,23 +65,22 @@ def in_range(states: Tensor, coupling: AnyAttention) -> bool:
             return False
         source, target = coupling.graph.edge_index
         return all(bool((edge_distances(z, target, source) <= LARGEST_SQUARED_DISTANCE * SLACK).all()) for z in states)
-    return all(_within(z, coupling) for z in states)
-
-
-def _within(z: Tensor, coupling: AllPairAttention) -> bool:
-    if float((z - z.mean(0)).norm(dim=1).max()) ** 2 * 4 <= LARGEST_SQUARED_DISTANCE:
-        return True  # a ball of radius one holds them: no pair needs to be looked at
-    apart = largest_squared_distance(z, batch=coupling.segments, block_size=coupling.block_size)
-    return apart <= LARGEST_SQUARED_DISTANCE * SLACK
+    for z in states:
+        # In a ball of radius one no squared distance exceeds 4, so the pairs need no check.
+        if float((z - z.mean(0)).norm(dim=1).max()) ** 2 * 4 > LARGEST_SQUARED_DISTANCE:
+            apart = largest_squared_distance(z, batch=coupling.segments, block_size=coupling.block_size)
+            if apart > LARGEST_SQUARED_DISTANCE * SLACK:
+                return False
+    return True
 
 
 def least_weight(
     states: Tensor, coupling: AnyAttention, step_size: float, *, definite: bool = False, everywhere: bool = False
 ) -> float:
-    """The λ from which on every step from ``states [K, N, d]`` descends.
+    """The smallest λ for which every step from ``states [K, N, d]`` descends.
 
-    It is less where Ω is positive semi-definite (`definite`). Nodes without an exchange partner do not move without a
-    source; with `everywhere` they count, too.
+    It is smaller if Ω is positive semi-definite (`definite`). Nodes without an exchange partner count only with
+    `everywhere`: without a source they do not move.
     """
     left = 2 * (2 - step_size) if definite else 4 * (1 - step_size)
     if left <= 0:
@@ -98,11 +96,7 @@ def least_weight(
 
 
 def smallest_exchange_eigenvalue(z: Tensor, coupling: AnyAttention) -> float:
-    """The smallest eigenvalue of Ω relative to the largest: not below zero where Ω is positive semi-definite.
-
-    It is measured up to `BLOCK_SIZE` states. Beyond, kernels that are definite on any states count as zero, and what
-    is not known is not a number.
-    """
+    """The smallest eigenvalue of Ω relative to the largest; beyond `BLOCK_SIZE` states zero or, if unknown, NaN."""
     if z.shape[0] <= BLOCK_SIZE:
         values = torch.linalg.eigvalsh(dataclasses.replace(coupling, normalised=False).matrix(z))
         return float(values[0] / values.abs().max().clamp_min(1e-300))
@@ -111,14 +105,14 @@ def smallest_exchange_eigenvalue(z: Tensor, coupling: AnyAttention) -> float:
 
 
 def step_violation(energies: list[Energy], before: Tensor, after: Tensor, anchors: Tensor | None = None) -> float:
-    """The largest rise from E(Z, k) at the state where step k begins to E(Z^(k+1), k), one energy per step.
+    """The largest rise of E(·, k) over a step from `before` to `after`, with one energy per step.
 
-    A step begins at Z^(k), or at h(Z^(k)), and then `anchors` are the Z^(k).
+    The energy is relative to Z^(k), which is `before` unless given as `anchors`.
     """
     anchors = before if anchors is None else anchors
     start = [energy(z, anchor) for energy, z, anchor in zip(energies, before, anchors, strict=True)]
     end = [energy(z, anchor) for energy, z, anchor in zip(energies, after, anchors, strict=True)]
-    # δ(0) need not be zero: heights are counted from the energy of states that have all come together.
+    # δ(0) need not be zero: rises are relative to the height above the energy of equal states.
     base = min(
         (energy.weight * float(energy.regulariser(torch.zeros_like(before[0]))) for energy in energies), default=0.0
     )
@@ -126,7 +120,7 @@ def step_violation(energies: list[Energy], before: Tensor, after: Tensor, anchor
     return largest_rise(start, end, magnitude=magnitude, base=base)
 
 
-SAMPLE = 512  # states that prop_energy looks at
+SAMPLE, RANDOM = 512, 3  # numbers of states and of random Ω in `prop_energy`
 
 
 def thm_main(
@@ -134,21 +128,18 @@ def thm_main(
 ) -> Certificate:
     """E(Z^(k+1), k) ≤ E(Z^(k), k) for τ < 1 and λ ≥ τ / (4(1-τ) min_i d̄_i), one λ for all steps.
 
-    The paper says that some τ does and leaves λ open; with a small λ the step fails. The λ used here is the least that
-    is enough for all steps, where none is given.
+    The paper claims this for some τ without a condition on λ; with a small λ it fails. By default `weight` is the
+    smallest λ that suffices for all steps.
     """
     return _descent(z, coupling, step_size, weight, steps, definite=False)
 
 
-def thm_main_definite(
-    z: Tensor, coupling: Coupling, *, step_size: float = 1.0, weight: float | None = None, steps: int = 6
-) -> Certificate:
-    """Where Ω is positive semi-definite, λ ≥ τ / (2(2-τ) min_i d̄_i) is enough, up to τ = 1.
+def thm_main_definite(z: Tensor, coupling: Coupling, *, step_size: float = 1.0, steps: int = 6) -> Certificate:
+    """If Ω is positive semi-definite, λ ≥ τ / (2(2-τ) min_i d̄_i) suffices, up to τ = 1.
 
-    Gaussian, softmax and constant give such an Ω always, `simple` while the states are on the sphere; it is measured at
-    every step.
+    This is always so for gaussian, softmax and constant, and on the sphere for `simple`; it is measured at every step.
     """
-    return _descent(z, coupling, step_size, weight, steps, definite=True)
+    return _descent(z, coupling, step_size, None, steps, definite=True)
 
 
 def _descent(
@@ -174,60 +165,33 @@ def _descent(
     )
 
 
-def prop_energy(
-    z: Tensor,
-    diffusivity: str | Diffusivity,
-    *,
-    weight: float = 1.0,
-    draws: int = 3,
-    seed: int = 0,
-    block_size: int = BLOCK_SIZE,
-) -> Certificate:
-    """Ẽ(Z, k; Ω) ≥ E(Z, k; δ) for every Ω ≥ 0, with equality at ω_ij = f(||z_i - z_j||²): on random Ω, and at f.
+def prop_energy(z: Tensor, diffusivity: str | Diffusivity) -> Certificate:
+    """Ẽ(Z, k; Ω) ≥ E(Z, k; δ) for every Ω ≥ 0, with equality at ω_ij = f(||z_i - z_j||²).
 
-    The claim is a sum of claims about single pairs, so that of many states `SAMPLE`, drawn at random, show as much.
+    The inequality is measured for random Ω. It holds pair by pair, so a random sample of `SAMPLE` states suffices.
     """
     name, condition = "prop-energy", "Ω ≥ 0, distances in [0, 4]"
     claim = "Ẽ(Z, k; Ω) ≥ E(Z, k; δ), with equality at ω = f(u)"
-    z = double(z)
+    z, generator = double(z), torch.Generator().manual_seed(0)
     if z.shape[0] > SAMPLE:
-        z = z[torch.randperm(z.shape[0], generator=torch.Generator().manual_seed(seed))[:SAMPLE]]
+        z = z[torch.randperm(z.shape[0], generator=generator)[:SAMPLE]]
     chosen = as_diffusivity(diffusivity, channels=z.shape[1])
-    energy = Energy(penalty(chosen, block_size=block_size), weight)(z, z)
-    scale = float(chosen.f(z.new_zeros(1)))
-
-    def random(draw: int, rows: slice) -> Tensor:
-        # Seeded by the place of the rows, so that no N×N matrix needs to be kept between two looks at it.
-        generator = torch.Generator().manual_seed(seed + 7919 * draw + rows.start)
-        count = len(range(*rows.indices(z.shape[0])))
-        return (scale * torch.empty(count, z.shape[0]).exponential_(generator=generator)).to(z)
-
-    def surrogate(omega: object) -> Tensor:
-        return surrogate_energy(z, z, omega, chosen, weight=weight, block_size=block_size)  # type: ignore[arg-type]
-
-    covered = in_range(z.unsqueeze(0), AllPairAttention(chosen, block_size=block_size))
-    if not covered:  # f may be negative there, and its conjugate knows of [0, 4] only
+    if not in_range(z.unsqueeze(0), AllPairAttention(chosen)):  # f may be negative beyond 4
         return Certificate(name, claim, condition, False, math.nan)
-    above = [surrogate(lambda rows, draw=draw: random(draw, rows)) for draw in range(draws)]
-    tight = surrogate(None)
-    base = weight * float(penalty(chosen, block_size=block_size)(torch.zeros_like(z)))
-    magnitude = abs(float(energy)) + abs(base) + weight * scale * z.shape[0] ** 2
-    return Certificate(
-        name,
-        claim,
-        condition,
-        condition_met=True,
-        violation=max(
-            largest_rise(above, [energy] * draws, magnitude=magnitude, base=base),
-            largest_rise([energy], [tight], magnitude=magnitude, base=base),
-            largest_rise([tight], [energy], magnitude=magnitude, base=base),
-        ),
-        details={"energy": float(energy), "tight": float(tight), "least above": float(min(above, default=tight))},
-    )
+    scale, regulariser = float(chosen.f(z.new_zeros(1))), penalty(chosen)
+    energy, tight = Energy(regulariser)(z, z), surrogate_energy(z, z, None, chosen)
+    draws = scale * torch.empty(RANDOM, z.shape[0], z.shape[0], dtype=z.dtype).exponential_(generator=generator)
+    above = [surrogate_energy(z, z, omega.to(z.device), chosen) for omega in draws]
+    base = float(regulariser(torch.zeros_like(z)))
+    magnitude = abs(float(energy)) + abs(base) + scale * z.shape[0] ** 2
+    pairs = (above, [energy] * RANDOM), ([energy], [tight]), ([tight], [energy])
+    rise = max(largest_rise(upper, lower, magnitude=magnitude, base=base) for upper, lower in pairs)
+    details = {"energy": float(energy), "tight": float(tight), "least above": float(min(above))}
+    return Certificate(name, claim, condition, True, rise, details=details)
 
 
 def coro_main(z: Tensor, coupling: Coupling) -> Certificate:
-    """The flow is D̄ dZ/dt = -¼ ∇Σδ for row-normalised Ω, a preconditioned one; -½ ∇E with λ = ½ where it is not.
+    """The flow is D̄ dZ/dt = -¼ ∇Σδ for row-normalised Ω, and dZ/dt = -½ ∇E with λ = ½ without normalisation.
 
     The paper claims -½ ∇E for the row-normalised flow too.
     """
@@ -235,7 +199,7 @@ def coro_main(z: Tensor, coupling: Coupling) -> Certificate:
     at = z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(regulariser_of(chosen)(at), at)
     rate, sums = flow(z, chosen), chosen.exchange_sums(z)
-    # δ is known to the rounding of its range, hence its slope to that of f at distance zero.
+    # The slope of δ is accurate to the rounding of f at distance zero.
     closest = chosen.exchange_sums(torch.zeros_like(z))
     if chosen.normalised:
         rate = sums.unsqueeze(1) * rate
@@ -258,13 +222,12 @@ def prop_feattrans(
     transform: Transform,
     *,
     step_size: float = 0.5,
-    weight: float | None = None,
     steps: int = 4,
     coupling_at: str = "transformed",
 ) -> Certificate:
-    """From h(Z^(k)) to Z^(k+1) the energy ||Z - h(Z^(k))||² + λΣδ does not rise, where Ω is computed at h(Z^(k)).
+    """From h(Z^(k)) to Z^(k+1) the energy ||Z - h(Z^(k))||² + λΣδ does not rise if Ω is computed at h(Z^(k)).
 
-    The paper computes Ω at Z^(k) (``coupling_at="input"``), where the step can rise for every λ.
+    The paper computes Ω at Z^(k) (``coupling_at="input"``), where a step can raise it for every λ.
     """
     z, chosen = double(z), checked(coupling)
     states = diffuse(
@@ -272,7 +235,7 @@ def prop_feattrans(
     )
     moved = torch.stack([transform(now) for now in states[:-1]]) if steps else states[:0]
     least = least_weight(moved, chosen, step_size)
-    weight = (least if math.isfinite(least) else 1.0) if weight is None else weight
+    weight = least if math.isfinite(least) else 1.0
     energy = Energy(regulariser_of(chosen), weight, transform=transform)
     covered = coupling_at == "transformed" and 0 < step_size < 1 and in_range(moved, chosen)
     return Certificate(
@@ -286,25 +249,22 @@ def prop_feattrans(
 
 
 def activation_contracts(z: Tensor, diffusivity: str | Diffusivity, activation: Transform = torch.relu) -> Certificate:
-    """An element-wise 1-Lipschitz activation never raises Σδ: what remains of `prop-feattrans` with an activation.
+    """An element-wise 1-Lipschitz activation never raises Σδ: what holds of `prop-feattrans` with an activation.
 
-    As a proximal step ReLU makes the claim empty: where h(Z) has a negative entry its energy is infinite beforehand.
+    As a proximal step, ReLU makes the claim vacuous: if h(Z) has a negative entry, the energy before is infinite.
     """
-    z = double(z)
+    z, regulariser = double(z), penalty(diffusivity)
     after = activation(z)
     entries = z.flatten().sort().values
     slopes = activation(entries).diff().abs() <= entries.diff() * SLACK + 1e-15
-    regulariser = penalty(diffusivity)
-    base = float(regulariser(torch.zeros_like(z)))
-    value = regulariser(z)
-    reach = torch.stack([z, after])
+    value, image, base = regulariser(z), regulariser(after), float(regulariser(torch.zeros_like(z)))
     return Certificate(
         name="prop-feattrans (activation)",
         claim="Σ δ(||σ(z_i) - σ(z_j)||²) ≤ Σ δ(||z_i - z_j||²)",
         condition="σ element-wise and 1-Lipschitz, distances in [0, 4]",
-        condition_met=bool(slopes.all()) and in_range(reach, AllPairAttention(diffusivity)),
-        violation=largest_rise([value], [regulariser(after)], magnitude=abs(float(value)) + abs(base), base=base),
-        details={"before": float(value), "after": float(regulariser(after))},
+        condition_met=bool(slopes.all()) and in_range(torch.stack([z, after]), AllPairAttention(diffusivity)),
+        violation=largest_rise([value], [image], magnitude=abs(float(value)) + abs(base), base=base),
+        details={"before": float(value), "after": float(image)},
     )
 
 
@@ -315,12 +275,11 @@ def prop_trans_oversmooth(
     source: Tensor | None = None,
     source_weight: float = 0.1,
     step_size: float = 0.5,
-    weight: float | None = None,
     steps: int = 4,
 ) -> Certificate:
     """With a source τβH, E(Z, k) = ||Z - (Z^(k) + η⊙H)||² + λΣδ does not rise over step k, with η_i = 2λβ d̄_i.
 
-    The paper has one number η for all nodes, with which the step can rise.
+    The paper has one η for all nodes, with which a step can raise the energy.
     """
     z, chosen = double(z), checked(coupling)
     inflow = z if source is None else double(source)
@@ -329,7 +288,7 @@ def prop_trans_oversmooth(
     )
     before = states[:-1]
     least = least_weight(before, chosen, step_size, everywhere=True)
-    weight = (least if math.isfinite(least) else 1.0) if weight is None else weight
+    weight = least if math.isfinite(least) else 1.0
     regulariser = regulariser_of(chosen)
     energies = [
         Energy(regulariser, weight, inflow, 2 * weight * source_weight * chosen.exchange_sums(now)) for now in before
@@ -354,12 +313,12 @@ def eqn_energy_graph(
     step_size: float = 0.5,
     steps: int = 6,
 ) -> Certificate:
-    """Attention and graph mixed (`eqn-diffuse-graph`): some λ gave descent in every case tried. There is no proof.
+    """Mixed attention and graph (`eqn-diffuse-graph`): some λ gave descent in every case tried. There is no proof.
 
-    With R = ½ Σδ + κ/2 Σ ã_ij ||z_i - z_j||², a step W descends ||Z - Z^(k)||² + λR from the λ = ||W||² / (R - R⁺) on,
-    if R falls at all: the λ used is the largest of these over the steps. The re-scaling κ is the mean of d̄ where none
-    is given; where all d̄ are equal to it, the step is one of gradient descent on R. With κ = 1, as `eqn-energy-graph`
-    is printed, R can rise: a graph then pulls states out of large clusters, whose penalty grows with their size.
+    With R = ½ Σδ + κ/2 Σ ã_ij ||z_i - z_j||², a step W that lowers R descends ||Z - Z^(k)||² + λR for all
+    λ ≥ ||W||² / (R - R⁺); λ is the largest of these bounds over the steps. The default of the re-scaling κ is the mean
+    of d̄; if all d̄ are equal, the step is gradient descent on R. With κ = 1, as `eqn-energy-graph` is printed, R can
+    rise: the graph pulls states out of large clusters, whose penalty grows with their size.
     """
     z, observed = double(z), GraphCoupling(graph, weights)
     coupling = Mix((AllPairAttention(diffusivity), observed), (0.5, 0.5))
@@ -374,13 +333,13 @@ def eqn_energy_graph(
         moved, fall = float(((states[k + 1] - states[k]) ** 2).sum()), values[k] - values[k + 1]
         if moved > rounding:
             weight = max(weight, moved / fall) if fall > 0 else math.inf
-    symmetric = observed.undirected
     usable = weight if math.isfinite(weight) else 1.0
+    in_reach = observed.undirected and 0 < step_size < 1
     return Certificate(
         name="eqn-energy-graph",
         claim="some λ: E(Z^(k+1), k) ≤ E(Z^(k), k), E = ||Z - Z^(k)||² + λ/2 Σδ + λκ/2 Σ ã_ij ||z_i - z_j||²",
         condition="Ω = Ωᵀ on distances in [0, 4], A = Aᵀ ≥ 0, 0 < τ < 1 (measured: there is no proof)",
-        condition_met=symmetric and 0 < step_size < 1 and in_range(states[:-1], AllPairAttention(diffusivity)),
+        condition_met=in_reach and in_range(states[:-1], AllPairAttention(diffusivity)),
         violation=step_violation([Energy(regulariser, usable * SLACK)] * steps, states[:-1], states[1:]),
         proved=False,
         details={"step_size": step_size, "weight": weight, "graph_scale": scale},

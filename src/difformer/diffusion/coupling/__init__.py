@@ -1,36 +1,32 @@
-"""Couplings by name, mixed, and from what a caller may hold instead of one."""
+"""Couplings by name, mixtures of couplings, and couplings from matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, EdgeAttention
-from difformer.diffusion.coupling.interface import Coupling, SparseCoupling
-from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
+from difformer.diffusion.coupling.matrix import (
+    GRAPH_WEIGHTS,
+    Coupling,
+    GraphCoupling,
+    Identity,
+    MatrixCoupling,
+    SparseCoupling,
+)
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError, or_near
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
 __all__ = [
-    "COUPLINGS",
-    "GRAPH_WEIGHTS",
-    "AllPairAttention",
-    "Attention",
-    "Coupling",
-    "EdgeAttention",
-    "GraphCoupling",
-    "Identity",
-    "MatrixCoupling",
-    "Mix",
-    "SparseCoupling",
-    "as_coupling",
-    "make_coupling",
-]
+    "COUPLINGS", "GRAPH_WEIGHTS", "AllPairAttention", "AnyCoupling", "Attention", "Coupling", "EdgeAttention",
+    "GraphCoupling", "Identity", "MatrixCoupling", "Mix", "SparseCoupling", "as_coupling", "make_coupling",
+]  # fmt: skip
+
+AnyCoupling = Coupling | Tensor | SparseMatrix  # the argument of `as_coupling`
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +38,7 @@ class Mix(Coupling):
 
     Args:
         parts: The couplings.
-        weights: Their weights; equal ones that sum to one where they are left out.
+        weights: Their weights; by default equal, with sum one.
     """
 
     parts: tuple[Coupling, ...]
@@ -82,18 +78,16 @@ class Mix(Coupling):
         return self._sum([part.variation(z, states) for part in self.parts])
 
     def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        rows, columns, values = [], [], []
-        for weight, part in zip(self.weights, self.parts, strict=True):
-            entries = part.entries(z)
-            if entries is None:
-                return None
-            rows.append(entries[0])
-            columns.append(entries[1])
-            values.append(weight * entries[2])
-        return torch.cat(rows), torch.cat(columns), torch.cat(values)
+        found = [part.entries(z) for part in self.parts]
+        known = [entries for entries in found if entries is not None]
+        if len(known) < len(found):
+            return None
+        rows, columns, values = zip(*known, strict=True)
+        weighted = [weight * value for weight, value in zip(self.weights, values, strict=True)]
+        return torch.cat(rows), torch.cat(columns), torch.cat(weighted)
 
     def balance(self, z: Tensor) -> Tensor | None:
-        # The identity is in balance with every m.
+        # Every m balances the identity.
         parts = [part for part in self.parts if not isinstance(part, Identity)] or list(self.parts)
         first, *others = [part.balance(z) for part in parts]
         same = all(first is not None and other is not None and torch.allclose(first, other) for other in others)
@@ -104,48 +98,39 @@ class Mix(Coupling):
         return parts[0].rest(z) if len(parts) == 1 else super().rest(z)
 
 
-def _graph(weights: str) -> Callable[..., Coupling]:
-    return lambda graph, diffusivity: GraphCoupling(_needed(graph, weights), weights)
-
-
-def _needed(graph: Graph | None, name: str) -> Graph:
-    if graph is None:
-        raise UserError(f"coupling {name!r} runs over observed edges: pass graph=Graph(edge_index, num_nodes)")
-    return graph
-
-
-# What a name stands for, given a graph (where it needs one) and a diffusivity (where it has one).
-COUPLINGS: dict[str, Callable[[Graph | None, str | Diffusivity], Coupling]] = {
-    "identity": lambda graph, diffusivity: Identity(),
-    **{weights: _graph(weights) for weights in GRAPH_WEIGHTS},
-    "edge_attention": lambda graph, diffusivity: EdgeAttention(_needed(graph, "edge_attention"), diffusivity),
-    "all_pair": lambda graph, diffusivity: AllPairAttention(diffusivity),
-    "mixed": lambda graph, diffusivity: Mix((AllPairAttention(diffusivity), GraphCoupling(_needed(graph, "mixed")))),
-}
+COUPLINGS = ("identity", *GRAPH_WEIGHTS, "edge_attention", "all_pair", "mixed")
 
 
 def make_coupling(name: str, *, graph: Graph | None = None, diffusivity: str | Diffusivity = "simple") -> Coupling:
     """A coupling by its name in `COUPLINGS`.
 
     Raises:
-        ValueError: If the name is not known (the error names the nearest one), or if it needs a graph.
+        ValueError: If the name is unknown (the error names the nearest one), or if it needs a graph.
     """
     if name not in COUPLINGS:
         raise UserError(f"unknown coupling {name!r}{or_near(name, COUPLINGS)} Known: {', '.join(COUPLINGS)}")
-    return COUPLINGS[name](graph, diffusivity)
+    if name == "identity":
+        return Identity()
+    if name == "all_pair":
+        return AllPairAttention(diffusivity)
+    if graph is None:
+        raise UserError(f"coupling {name!r} runs over observed edges: pass graph=Graph(edge_index, num_nodes)")
+    if name == "edge_attention":
+        return EdgeAttention(graph, diffusivity)
+    return Mix((AllPairAttention(diffusivity), GraphCoupling(graph))) if name == "mixed" else GraphCoupling(graph, name)
 
 
-def as_coupling(given: Coupling | Tensor | SparseMatrix, *, num_nodes: int | None = None) -> Coupling:
-    """A coupling as it is; a square matrix, dense or sparse, as a constant one.
+def as_coupling(given: AnyCoupling, *, num_nodes: int | None = None) -> Coupling:
+    """Returns a coupling unchanged, and a square matrix, dense or sparse, as a constant coupling.
 
     Raises:
         TypeError: If `given` is neither.
-        ValueError: If it belongs to another number of nodes than `num_nodes`.
+        ValueError: If it does not fit `num_nodes`.
     """
     if isinstance(given, Tensor | SparseMatrix):
         given = MatrixCoupling(given)
     if isinstance(given, Graph):
-        raise TypeError("coupling is a Graph: say which weights, as in GraphCoupling(graph, 'gcn')")
+        raise TypeError("coupling is a Graph: choose its weights, as in GraphCoupling(graph, 'gcn')")
     if not isinstance(given, Coupling):
         raise TypeError(f"coupling must be a Coupling or a square matrix, got {type(given).__name__}")
     if num_nodes is not None and given.num_nodes not in (None, num_nodes):

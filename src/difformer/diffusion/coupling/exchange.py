@@ -1,19 +1,18 @@
-r"""Couplings that are inferred from the states: attention on observed edges, and between all pairs.
+r"""Couplings that depend on the states: attention on observed edges, and between all pairs.
 
-An exchange :math:`\omega_{ij}` between two states comes from a diffusivity in one of two ways:
+A diffusivity defines the exchange :math:`\omega_{ij}` between two states in one of two ways:
 
-    metric="distance"   ω_ij = f(||z_i - z_j||²)            what the theorems speak of
-    metric="cosine"     ω_ij = g(z_iᵀz_j / ||z_i|| ||z_j||)  what the network computes
+    metric="distance"   ω_ij = f(||z_i - z_j||²)            as in the theorems
+    metric="cosine"     ω_ij = g(z_iᵀz_j / ||z_i|| ||z_j||)  as in the network
 
-which agree on unit states. The coupling is s_ij = ω_ij / Σ_l ω_il, or ω_ij itself where it is not normalised. Distances
-should stay within [0, 4], as they do in the unit ball: beyond, a diffusivity such as `simple` turns negative.
+which agree on unit states. The coupling is s_ij = ω_ij / Σ_l ω_il, or without normalisation ω_ij. Squared distances
+should lie in [0, 4], as in the unit ball; beyond, a diffusivity such as `simple` is negative.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,10 +20,9 @@ from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.attention.reference import attention_matrix, exchange
-from difformer.attention.scores import form_of, slope_of
+from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.coupling.interface import Coupling, edge_distances, edge_products
-from difformer.diffusion.coupling.matrix import EdgeCoupling
+from difformer.diffusion.coupling.matrix import Coupling, EdgeCoupling, edge_distances, edge_products
 from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
 from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity
 from difformer.errors import UserError
@@ -33,14 +31,8 @@ from difformer.graph import Graph
 METRICS = ("distance", "cosine")
 
 
-@lru_cache(maxsize=64)
-def _chosen(diffusivity: str | Diffusivity, channels: int) -> Diffusivity:
-    """A diffusivity is checked on a grid when it is made: once is enough."""
-    return as_diffusivity(diffusivity, channels=channels)
-
-
 class Attention(Coupling):
-    """What edge and all-pair attention share."""
+    """Base class of edge and all-pair attention."""
 
     diffusivity: str | Diffusivity
     metric: str
@@ -51,8 +43,8 @@ class Attention(Coupling):
         """d̄ = Ω1, the row sums before normalisation, ``[N]``."""
 
     def chosen(self, z: Tensor) -> Diffusivity:
-        """The diffusivity; plain ``softmax`` takes its temperature √d from the states."""
-        return _chosen(self.diffusivity, z.shape[1])
+        """The diffusivity; the default temperature of ``softmax`` is √d."""
+        return diffusivity_of(score_key(self.diffusivity, z.shape[1]))
 
     def _check(self) -> None:
         as_diffusivity(self.diffusivity)
@@ -61,7 +53,7 @@ class Attention(Coupling):
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)
-        # A node without an exchange partner has an empty row: any weight balances it.
+        # The row of a node without an exchange partner is empty, so any weight balances it.
         return torch.where(sums > 0, sums, 1.0) if self.normalised else torch.ones_like(sums)
 
 
@@ -69,16 +61,16 @@ class Attention(Coupling):
 class AllPairAttention(Attention):
     """Attention between all pairs of states: the coupling of DIFFormer and, with ``"softmax"``, of Transformers.
 
-    `propagate` needs O(N d²) time for ``simple`` and ``constant``, on distances too; any other diffusivity needs
-    O(N² d) time, and no N×N matrix.
+    `propagate` needs O(N d²) time for ``simple`` and ``constant``, and O(N² d) time but no N×N matrix for any other
+    diffusivity.
 
     Args:
         diffusivity: A name or a `Diffusivity`.
         metric: ``"distance"`` or ``"cosine"``.
         normalised: Whether rows are divided by their sums.
-        batch: Which graph each state belongs to; graphs never see each other.
-        backend: Handed to `difformer.attention.propagate`.
-        block_size: Rows and columns of the largest tile when row sums are taken.
+        batch: The graph of each state; graphs are independent.
+        backend: Passed to `difformer.attention.propagate`.
+        block_size: Largest number of rows and columns per tile of row sums.
     """
 
     diffusivity: str | Diffusivity = "simple"
@@ -136,10 +128,10 @@ class AllPairAttention(Attention):
 class EdgeAttention(EdgeCoupling, Attention):
     """Attention on observed edges: the paper's extension of graph attention networks.
 
-    The exchange on an edge is a_ij f(u_ij) or a_ij g(x_ij), a_ij its weight. A node without edges receives nothing.
+    The exchange on an edge of weight a_ij is a_ij f(u_ij) or a_ij g(x_ij). A node without edges receives nothing.
 
     Args:
-        graph: The graph; self-loops count only where it has them.
+        graph: The graph; no self-loops are added.
         diffusivity: A name or a `Diffusivity`.
         metric: ``"distance"`` or ``"cosine"``.
         normalised: Whether rows are divided by their sums.
@@ -155,34 +147,26 @@ class EdgeAttention(EdgeCoupling, Attention):
         if self.diffusivity == "identity" or self.diffusivity is IDENTITY:
             raise UserError("diffusivity 'identity' takes nothing from neighbours; use the Identity coupling")
 
-    def _exchange(self, z: Tensor) -> Tensor:
+    def _exchange(self, z: Tensor, *, relative: bool = False) -> Tensor:
+        """Exchange ``[E]``; if `relative`, exponentials are divided by the maximum per target."""
         source, target = self.graph.edge_index
-        if self.metric == "distance":
-            exchange = self.chosen(z).f(edge_distances(z, target, source))
+        chosen, apart = self.chosen(z), self.metric == "distance"
+        if apart:
+            x = edge_distances(z, target, source)
         else:
-            exchange = self.chosen(z).g(edge_products(functional.normalize(z, dim=1), target, source))
-        return self.graph.weights(z.dtype) * exchange
-
-    def _relative_exchange(self, z: Tensor) -> Tensor:
-        """Exchange up to a factor of each target: exponentials relative to its largest, so that none overflows."""
-        chosen = self.chosen(z)
-        if form_of(chosen) != "exponential":
-            return self._exchange(z)
-        source, target = self.graph.edge_index
-        if self.metric == "distance":
-            score = 1 - edge_distances(z, target, source) / 2
-        else:
-            score = edge_products(functional.normalize(z, dim=1), target, source)
-        score = slope_of(chosen) * score
-        largest = score.new_full((z.shape[0],), -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
-        return self.graph.weights(z.dtype) * torch.exp(score - largest[target])
+            x = edge_products(functional.normalize(z, dim=1), target, source)
+        if relative and form_of(chosen) == "exponential":  # prevents overflow
+            score = slope_of(chosen) * (1 - x / 2 if apart else x)
+            largest = score.new_full((z.shape[0],), -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
+            return self.graph.weights(z.dtype) * torch.exp(score - largest[target])
+        return self.graph.weights(z.dtype) * (chosen.f(x) if apart else chosen.g(x))
 
     def exchange_sums(self, z: Tensor) -> Tensor:
         return z.new_zeros(z.shape[0]).index_add(0, self.graph.edge_index[1], self._exchange(z))
 
     def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         source, target = self.graph.edge_index
-        exchange = self._relative_exchange(z) if self.normalised else self._exchange(z)
+        exchange = self._exchange(z, relative=self.normalised)
         if self.normalised:
             sums = z.new_zeros(z.shape[0]).index_add(0, target, exchange)
             exchange = exchange / torch.where(sums > 0, sums, 1.0)[target]

@@ -1,19 +1,135 @@
-"""Couplings that do not depend on the states: none at all, a given matrix, a graph."""
+"""The coupling S(z) of a diffusion, whose entry s_ij is the weight with which state i receives from state j.
+
+A coupling provides what the iteration, the energies and the theory need, without storing a matrix:
+
+    propagate   S(z) v          what every state receives
+    degree      d̃ = S(z) 1      the share of itself that a state gives up
+    matrix      S(z)            dense, for small N
+    balance     m               with m_i s_ij = m_j s_ji, if S can be symmetrised
+
+This module has the couplings that do not depend on the states: the identity, a matrix, a graph.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.interface import SparseCoupling
 from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
 GRAPH_WEIGHTS = ("gcn", "random_walk", "gin", "raw")
+EDGE_ENTRIES = 2**23  # numbers gathered at once when a sum runs over edges: 64 MiB in double precision
+
+
+class Coupling(ABC):
+    """The pairwise influence S(z) between N states ``z [N, d]``."""
+
+    static: bool = False  # whether S is the same for every z
+
+    @property
+    def num_nodes(self) -> int | None:
+        """N if the coupling belongs to a fixed set of nodes, otherwise None."""
+        return None
+
+    @abstractmethod
+    def propagate(self, z: Tensor, values: Tensor | None = None) -> Tensor:
+        """``S(z) values`` for ``[N, c]`` values (by default the states), without building S."""
+
+    @abstractmethod
+    def degree(self, z: Tensor) -> Tensor:
+        """Row sums d̃ of S(z), ``[N]``."""
+
+    @abstractmethod
+    def matrix(self, z: Tensor) -> Tensor:
+        """S(z) as a dense ``[N, N]`` tensor."""
+
+    @abstractmethod
+    def balance(self, z: Tensor) -> Tensor | None:
+        """Positive m ``[N]`` with m_i s_ij = m_j s_ji (ones for a symmetric S), or None if no such m exists."""
+
+    def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """``(row, column, value)`` of a sparse S(z), where repeated positions add up; None for a dense one."""
+        return None
+
+    def rest(self, z: Tensor) -> Tensor:
+        """A fixed point ``[N]`` of S on each component, if there is one: ones if rows sum to one."""
+        return torch.ones_like(self.degree(z))
+
+    def symmetric(self, z: Tensor) -> bool:
+        """Whether S(z) equals its transpose."""
+        balance = self.balance(z)
+        return balance is not None and bool(((balance - 1).abs() <= 1e-12).all())
+
+    def variation(self, z: Tensor, states: Tensor | None = None) -> Tensor:
+        """Σ_ij s_ij(z) ||y_i - y_j||² of states y, by default z.
+
+        With row sums d̃ and column sums c = m ⊙ S(1/m), this is Σ_i (d̃_i + c_i) ||y_i||² - 2 ⟨y, S y⟩.
+        """
+        states = z if states is None else states
+        entries = self.entries(z)
+        if entries is not None:
+            row, column, value = entries
+            return (value * edge_distances(states, row, column)).sum()
+        balance = self.balance(z)
+        if balance is None:
+            columns = self.matrix(z).sum(0)
+        else:
+            columns = balance * self.propagate(z, 1 / balance.unsqueeze(1)).squeeze(1)
+        states = states - states.mean(0)
+        norms = (states * states).sum(1)
+        return ((self.degree(z) + columns) * norms).sum() - 2 * (states * self.propagate(z, states)).sum()
+
+
+class SparseCoupling(Coupling):
+    """A coupling defined by its entries."""
+
+    @abstractmethod
+    def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(row, column, value)`` of S(z); repeated positions add up."""
+
+    def propagate(self, z: Tensor, values: Tensor | None = None) -> Tensor:
+        values = z if values is None else values
+        out = torch.zeros_like(values)
+        row, column, value = self.entries(z)
+        for part in edge_chunks(row.numel(), values.shape[1]):
+            out = out.index_add(0, row[part], value[part].unsqueeze(1) * values[column[part]])
+        return out
+
+    def degree(self, z: Tensor) -> Tensor:
+        row, _, value = self.entries(z)
+        return value.new_zeros(z.shape[0]).index_add(0, row, value)
+
+    def matrix(self, z: Tensor) -> Tensor:
+        row, column, value = self.entries(z)
+        return value.new_zeros(z.shape[0], z.shape[0]).index_put((row, column), value, accumulate=True)
+
+
+def chunks(rows: int, channels: int) -> list[slice]:
+    """Slices of rows with at most `EDGE_ENTRIES` numbers each, of which one row has `channels`."""
+    # At least one slice, so that a sum over no rows is zero and still a function of the states.
+    size = max(1, EDGE_ENTRIES // max(1, channels))
+    return [slice(start, start + size) for start in range(0, max(1, rows), size)]
+
+
+def edge_chunks(edges: int, channels: int) -> list[slice]:
+    """The `chunks` of edges; a single one under compilation, where E is symbolic."""
+    return [slice(None)] if torch.compiler.is_compiling() else chunks(edges, channels)
+
+
+def edge_distances(z: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """||z_i - z_j||² for given pairs, ``[E]``, by differences, which is exact for close states."""
+    return torch.cat([((z[row[part]] - z[column[part]]) ** 2).sum(1) for part in edge_chunks(row.numel(), z.shape[1])])
+
+
+def edge_products(z: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """z_iᵀz_j for given pairs, ``[E]``."""
+    return torch.cat([(z[row[part]] * z[column[part]]).sum(1) for part in edge_chunks(row.numel(), z.shape[1])])
 
 
 def is_symmetric(row: Tensor, column: Tensor, value: Tensor, num_nodes: int) -> bool:
@@ -26,7 +142,7 @@ def is_symmetric(row: Tensor, column: Tensor, value: Tensor, num_nodes: int) -> 
 
 
 class Identity(SparseCoupling):
-    """S = I: every state is on its own. With a transformation and an activation this is an MLP."""
+    """S = I: no exchange. With a transformation and an activation this is an MLP."""
 
     static = True
 
@@ -75,9 +191,7 @@ class MatrixCoupling(SparseCoupling):
     def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(self.values, SparseMatrix):
             rows = self.values.rows.to(z)
-            count = (rows.crow[1:] - rows.crow[:-1]).long()
-            nodes = torch.arange(count.numel(), device=count.device)
-            return nodes.repeat_interleave(count), rows.col.long(), rows.value
+            return rows.row(), rows.col.long(), rows.value
         row, column = self.values.nonzero(as_tuple=True)
         return row, column, self.values[row, column].to(z)
 
@@ -122,7 +236,7 @@ class GraphCoupling(EdgeCoupling):
     ===========  ===========================  =======================================
 
     Args:
-        graph: The graph; self-loops count only where it has them.
+        graph: The graph; no self-loops are added.
         weights: One of the names above.
     """
 
