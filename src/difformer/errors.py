@@ -1,13 +1,22 @@
 """Errors that are the user's to fix. No torch here: the command line looks at errors before torch is loaded.
 
-`UserError` means that the request or the data cannot be used as they are; the message says what was given, what was
-expected and what to do. The command line shows the message of a `UserError` as one sentence. Any other `ValueError` is
-a bug of the package and keeps its traceback.
+The command line shows the message of a `UserError` as one sentence. Any other `ValueError` is a bug of the package and
+keeps its traceback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from json import JSONDecodeError
+from types import ModuleType
+from typing import Any
 
 
 class UserError(ValueError):
@@ -25,6 +34,54 @@ class UserError(ValueError):
         self.argument = argument
 
 
+class DataError(UserError):
+    """Data that cannot be used: the message says where, what is there, and what to do.
+
+    Args:
+        problem: What is wrong, and what to do about it.
+        path: The file, where there is one.
+        line: Line in a text file, counted from one.
+        row: Row of a table without lines (NPZ, Parquet, arrays), counted from zero.
+        column: Name of the column, or its number counted from one.
+        argument: The argument that solves the problem, as in `UserError`.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: object = None,
+        line: int | None = None,
+        row: int | None = None,
+        column: str | int | None = None,
+        argument: str | None = None,
+    ) -> None:
+        self.problem, self.path = problem, None if path is None else str(path)
+        self.line, self.row, self.column = line, row, column
+        parts = {"": path, "line ": line, "row ": row, "column ": repr(column) if isinstance(column, str) else column}
+        place = ", ".join(f"{word}{value}" for word, value in parts.items() if value is not None)
+        super().__init__(f"{place}: {problem}" if place else problem, argument=argument)
+
+
+@contextmanager
+def in_file(path: object) -> Iterator[None]:
+    """Errors that name no file name this one, unless it is None."""
+    try:
+        yield
+    except DataError as error:
+        if path is None or error.path is not None:
+            raise
+        place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
+        raise DataError(error.problem, path=path, **place, argument=error.argument) from error
+
+
+# What decoders raise on a damaged file. TypeError, KeyError, a plain ValueError and the like may be bugs, and must not
+# be reported as a damaged file.
+_OF_ARCHIVES = (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+_OF_TEXT = (UnicodeError, JSONDecodeError, OverflowError, RecursionError)  # the last: JSON that is nested too deeply
+DAMAGE = (OSError, EOFError, UserError, NotImplementedError, *_OF_TEXT, *_OF_ARCHIVES)
+
+
 class WouldNotFitError(MemoryError):
     """A model needs more memory than is free; raised before any work is done, with advice in the message."""
 
@@ -39,8 +96,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that was likely meant, or None.
 
     It is close to `word`, begins with it, differs by one letter or the order of letters, has a word of its own that is
-    close (``hiden`` for ``hidden_channels``), or has these initials (``lr``). Names that only look a little alike are
-    not suggested: ``customers`` is no misspelling of ``computers``.
+    close (``hiden`` for ``hidden_channels``), or has these initials (``lr``).
     """
     import difflib
 
@@ -75,3 +131,17 @@ def _is_slip(typed: str, name: str) -> bool:
         return sum(a != b for a, b in zip(typed, name, strict=True)) == 1 or sorted(typed) == sorted(name)
     short, long = sorted((typed, name), key=len)
     return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first names in quotes, for messages."""
+    return ", ".join(map(repr, names[:most])) + (", …" if len(names) > most else "")
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        install = f"run `pip install 'difformer[{extra}]'`"
+        raise ImportError(f"{purpose} needs {module}, which is not installed: {install}") from error

@@ -93,15 +93,6 @@ def test_batches_of_a_partition_never_pair_wrongly(sparse):
         assert torch.equal(weight, batch.edge_weight)
 
 
-def test_an_epoch_can_be_taken_up_in_the_middle():
-    for batches in (NodePartitions(labelled_graph(), batch_size=13),):
-        whole, rest = list(batches.epoch(1)), list(batches.epoch(1, start=2))
-        assert len(whole) == len(batches) == len(rest) + 2
-        for a, b in zip(whole[2:], rest, strict=True):
-            assert torch.equal(a.nodes, b.nodes)
-            assert torch.equal(a.edge_index, b.edge_index)
-
-
 def test_positions_of_training_nodes_in_a_batch():
     batch = next(NodePartitions(labelled_graph(), batch_size=20).epoch(0))
     index = torch.tensor([59, 3, 17, 40, 41, 42])
@@ -156,7 +147,6 @@ def test_epochs_of_graphs_differ_and_repeat():
     orders = [torch.cat([b.graphs for b in batches.epoch(e)]).tolist() for e in (0, 1, 2, 0)]
     assert orders[0] == orders[3]
     assert len({tuple(order) for order in orders}) > 1
-    assert torch.cat([b.graphs for b in batches.epoch(1, start=1)]).tolist() == orders[1][2:]
 
 
 def test_runs_of_snapshots_go_forwards_and_leap_over_no_gap():

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difformer.data.edges import tidy_edges
-from difformer.data.errors import DataError
 from difformer.data.sparse_features import from_scipy, segments, take_rows, to_scipy
+from difformer.errors import DataError
 
 edge_lists = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=25)
 

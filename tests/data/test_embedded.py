@@ -78,7 +78,7 @@ def test_karate():
     ("name", "options"),
     [
         ("sbm", {"num_nodes": 60, "num_classes": 3}),
-        ("two-moons", {"num_nodes": 50, "k": 4}),
+        ("two-moons", {"num_nodes": 50}),
         ("heat", {"num_nodes": 25}),
         ("random-graph", {"num_nodes": 40, "num_edges": 100}),
     ],

@@ -93,11 +93,11 @@ class TestOtherPublishedFiles:
                     posts[f"20news-bydate-{part}/{group}/{number}"] = text
         members = {name: text.encode("latin1") for name, text in posts.items()}
         write(tmp_path / "20news" / "20news-bydate.tar.gz", tarred(members))
-        from difformer.data.datasets import common
+        from difformer.data.datasets import instances
 
         with pytest.MonkeyPatch.context() as patch:
-            split = common.labels_per_class_split
-            patch.setattr(common, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 50}))
+            split = instances.labels_per_class_split
+            patch.setattr(instances, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 50}))
             task = load("20news", tmp_path, per_class=5)
         names = {part: [n.partition("/")[2] for n in posts if f"-{part}/" in n] for part in ("train", "test")}
         order = published_order(names)

@@ -66,6 +66,31 @@ class TestSeries:
         difference = (paper.y[3] - paper.y[20]) * scale
         torch.testing.assert_close(difference, public.y[3] - public.y[20], rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.parametrize(
+        ("changes", "complaint"),
+        [
+            ({"node_ids": ["p0", "p1"]}, "node_ids must give every node a whole number"),
+            ({"node_ids": {"p0": 0.5}}, "node_ids must give every node a whole number"),
+            ({"time_periods": "60"}, "time_periods must be a whole number"),
+            ({"time_periods": 61}, "expected an object with '60'"),
+            ({"0": [1, 2]}, "expected an object with 'y'"),
+            ({"edges": [0, 1, 2]}, "edges: expected pairs of nodes, got 3 numbers"),
+            ({"weights": ["a"]}, "expected a table of numbers"),
+        ],
+    )
+    def test_errors_say_what_the_file_lacks(self, cache, tmp_path, changes, complaint):
+        self.wikimath(tmp_path)
+        path = tmp_path / "temporal" / "wikivital_mathematics.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        with pytest.raises(DataError, match=f"wikivital_mathematics.json: {complaint}"):
+            load("wikimath", tmp_path)
+
+    def test_names_of_pages_may_be_missing(self, cache, tmp_path):
+        self.wikimath(tmp_path)
+        path = tmp_path / "temporal" / "wikivital_mathematics.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "node_ids": None}))
+        assert load("wikimath", tmp_path).instance_names == ()
+
     def test_a_page_nobody_visits(self, cache, tmp_path):
         self.wikimath(tmp_path)
         path = tmp_path / "temporal" / "wikivital_mathematics.json"
@@ -154,10 +179,10 @@ class TestImages:
         members, images, labels = self.stl10()
         for name, data in members.items():
             write(tmp_path / "stl10" / "stl10_binary" / name, data)
-        from difformer.data.datasets import common
+        from difformer.data.datasets import instances
 
-        split = common.labels_per_class_split
-        monkeypatch.setattr(common, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
+        split = instances.labels_per_class_split
+        monkeypatch.setattr(instances, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
         pixels = load("stl10", tmp_path, features="pixels", per_class=2, num_splits=1)
         assert pixels.x.shape == (50, 3 * 32 * 32)
         assert pixels.x.min() >= 0
@@ -198,7 +223,7 @@ class TestImages:
             load_images("stl10", tmp_path)
 
     def test_binary_files_of_cifar10(self, cache, tmp_path, monkeypatch):
-        monkeypatch.setattr("difformer.data.datasets.images.PER_CLASS_KEPT", 3)
+        monkeypatch.setattr("difformer.data.datasets.instances.PER_CLASS_KEPT", 3)
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
         labels = rng.integers(0, 10, 200)

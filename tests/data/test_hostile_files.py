@@ -11,9 +11,9 @@ from own_people import X, Y
 from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
-from difformer.data.archives import read_npz, read_zip
+from difformer.data.archives import read_members, read_npz
 from difformer.data.datasets.large_graphs import read_profiles
-from difformer.data.lookup import locate, reading
+from difformer.data.lookup import Found, locate, reading
 from difformer.errors import UserError
 
 HUGE = 2**30
@@ -148,7 +148,7 @@ def test_a_hundred_thousand_columns_take_seconds_and_the_limit_applies(tmp_path,
 
 @pytest.mark.parametrize("error", [TypeError, AttributeError, NameError, ZeroDivisionError, AssertionError])
 def test_a_fault_of_the_program_is_not_reported_as_a_damaged_file(tmp_path, error):
-    with pytest.raises(error, match="a bug"), reading(tmp_path / "f.npz", data_set="cora"):
+    with pytest.raises(error, match="a bug"), reading(Found("cora", "arrays", (tmp_path / "f.npz",))):
         raise error("a bug")
 
 
@@ -169,7 +169,7 @@ def test_encrypted_members_of_archives_are_refused(tmp_path):
         content[content.index(sign) + at] |= 1  # the flag that says: encrypted
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"locked.zip: secret.csv is encrypted, which is not supported"):
-        read_zip(path, ["secret.csv"])
+        read_members(path, ["secret.csv"])
 
 
 def test_lines_of_profiles_have_a_length_limit(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from difformer.data import DataError, DownloadError, load
 from difformer.data import lookup as lookup_module
 from difformer.data.catalogue import FORMS, JSON, ZIP, Form, RemoteFile
-from difformer.data.lookup import ATTEMPTS, cache_folder, find, find_file, folders, locate, reading
+from difformer.data.lookup import ATTEMPTS, Found, cache_folder, find, find_file, folders, locate, reading
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -301,10 +301,10 @@ def test_parts_that_do_not_belong_together_are_named(cache, tmp_path, broken, co
 
 
 def test_memory_and_missing_extras_are_told_apart_from_damage(cache, tmp_path):
-    path = tmp_path / "thing.bin"
-    with pytest.raises(DataError, match="more memory than there is"), reading(path, data_set="cora"):
+    found = Found("cora", "arrays", (tmp_path / "thing.bin",))
+    with pytest.raises(DataError, match="more memory than there is"), reading(found):
         raise MemoryError("7 PiB")
-    with pytest.raises(ImportError, match="rdkit"), reading(path, data_set="cora"):
+    with pytest.raises(ImportError, match="rdkit"), reading(found):
         raise ImportError("rdkit is not installed")
 
 

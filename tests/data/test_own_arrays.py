@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
-from difformer.data.errors import DataError
-from difformer.data.own import from_arrays
+from difformer.data import from_arrays
 from difformer.data.own.features import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import index_split, save_splits
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 
 @pytest.mark.parametrize(
@@ -219,6 +218,11 @@ def test_ambiguous_labels_are_refused_with_the_remedy():
         from_arrays(X[:3], [[0, 1], [1, 0], [1, 2]], problem="multilabel")
     with pytest.raises(ValueError, match="problem: expected one of"):
         from_arrays(X[:3], [0, 1, 1], problem="ranking")
+
+
+def test_class_names_may_be_an_array():
+    names = np.array(["low", "mid", "high"])
+    assert from_arrays(X[:4], ["low", "high", "mid", "low"], class_names=names).class_names == ("low", "mid", "high")
 
 
 def test_class_names_set_the_order_of_classes():

@@ -5,8 +5,8 @@ import pytest
 import scipy.sparse
 from own_people import BOTH_WAYS, EDGES, LABELS, NAMED_EDGES, PEOPLE, X, Y, pairs, people
 
-from difformer.data.errors import DataError
-from difformer.data.own import from_arrays, from_files, read_features
+from difformer.data import from_arrays, from_files, read_features
+from difformer.errors import DataError
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_npz_by_names(tmp_path):
     for arrays, complaint in (
         ({"x": np.zeros((9, 4, 2)), "y": np.zeros((9, 4))}, r"a series of snapshots; .*from_arrays"),
         ({"x": X, "y": np.array([0, 1]), "node_ptr": np.array([0, 4, 8])}, r"holds many graphs .*from_arrays"),
-        ({"x": X, "y": np.array(Y), **masks}, r"its masks are no splits: shape \[6\] where there are 8 rows"),
+        ({"x": X, "y": np.array(Y), **masks}, r"the masks are not splits: expected 8 entries per split, got 6"),
         ({"x": X, "y": np.array(Y), "edge_index": EDGES, "edge_weight": np.array(["a"] * 4)}, "edge 0: a weight must"),
     ):
         np.savez(path, **arrays)
@@ -285,7 +285,7 @@ def test_parquet_files(tmp_path):
         ({"edges": "ann,bob,1,2\nbob,cat,1,2\n"}, r"expected 2 or 3 columns, got 4; pass edge_columns"),
         (
             {"labels": LABELS + "zoe,yes\n"},
-            r"l\.csv, line 10, column 'name': no row is called 'zoe'; the 8 there are begin with 'ann'",
+            r"l\.csv, line 10, column 'name': no row is called 'zoe'; the 8 known ids begin with 'ann'",
         ),
         (
             {"labels": LABELS + "ann,yes\n"},
@@ -298,7 +298,7 @@ def test_parquet_files(tmp_path):
         ({"features": people() + "zoe,1,inf,3\n"}, r"f\.csv, line 10, column 'b': inf is too large"),
         ({"features": people() + "zoe,1,2\n"}, r"f\.csv, line 10, column 'c': has 3 cell\(s\), expected 4"),
         ({"features": people(label=True)}, r"column 'label' looks like labels and would be used as a feature"),
-        ({"labels": None}, r"f\.csv: no column of it is called label or class; .* 'name', 'a', 'b', 'c'"),
+        ({"labels": None}, r"f\.csv: none of its columns is called label or class; .* 'name', 'a', 'b', 'c'"),
     ],
 )
 def test_errors_name_file_line_and_column(write, files, complaint):

@@ -2,9 +2,9 @@ import pytest
 import torch
 from own_people import BOTH_WAYS, EDGES, X, Y, pairs
 
-from difformer.data.errors import DataError
-from difformer.data.own import from_pyg
+from difformer.data import from_pyg
 from difformer.data.split import index_split
+from difformer.errors import DataError
 
 
 def data(**changes):
@@ -83,8 +83,13 @@ def test_many_graphs_of_pyg():
         (lambda: data(edge_index=torch.tensor([[9], [0]])), "data: edge_index, edge 0: there is no node 9"),
         (lambda: data(x=[1.0] * 8), "data: x and pos must be tensors, got list"),
         (lambda: data(edge_index=None, adj_t=[[0, 1]]), "data: adj_t must be a sparse matrix, got list"),
-        (lambda: data(**masks(torch.arange(6))), r"its masks are no splits: shape \[6\] where there are 8 rows"),
-        (lambda: data(**masks(torch.zeros(8))), "its masks are no splits: .*both train and valid"),
+        (lambda: data(**masks(torch.arange(6))), r"the masks are not splits: expected 8 entries per split, got 6"),
+        (lambda: data(**masks(torch.ones(2, 8))), "the masks are not splits: expected 8 entries per split, got 2"),
+        (
+            lambda: data(y=torch.arange(5) % 2, train_mask=torch.arange(8) < 4, test_mask=torch.arange(8) > 5),
+            r"y has shape \(5,\), but x has 8 nodes",
+        ),
+        (lambda: data(**masks(torch.zeros(8))), "the masks are not splits: .*both train and valid"),
         (lambda: [], "an empty list"),
         (
             lambda: [data(y=torch.tensor([1])), data(y=torch.tensor([1, 0]))],

@@ -155,6 +155,7 @@ BROKEN = {
     "array longer than its bytes": EMPTY + b"(K\x01(J\x00\x00\x00\x40t" + DOUBLE + b"\x89" + EIGHT + b"tb",
     "array of negative length": EMPTY + b"(K\x01(J\xff\xff\xff\xfft" + DOUBLE + b"\x89" + EIGHT + b"tb",
     "nested tuple as a key": b"}" + b")" + b"\x85" * 100_000 + ONE + b"s",
+    "number below those of 64 bits": b"\x8a\x09" + (-(2**63) - 1).to_bytes(9, "little", signed=True),
     "number of a million bits": b"]\x8b" + (125_000).to_bytes(4, "little") + b"\x7f" * 125_000 + b"a",
     "empty stack": b"R",
     "no mark": ONE + b"t",

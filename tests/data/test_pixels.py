@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from difformer.data.datasets.images import pca_features, shrink_images
+from difformer.data.datasets.instances import pca_features, shrink_images
 
 
 def blobs(n, side, seed=0):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from difformer.data.errors import DataError
-from difformer.data.own import from_files, read_features
+from difformer.data import from_files, read_features
 from difformer.data.split import load_splits, random_split, save_splits
+from difformer.errors import DataError
 
 EXAMPLES = 60
 quickly = settings(

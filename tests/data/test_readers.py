@@ -8,10 +8,10 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difformer.data.errors import DataError
 from difformer.data.own.csv_files import TextFormat, looks_like_header, open_table, sniff_delimiter
 from difformer.data.own.features import read_arrays
 from difformer.data.own.table import canonical_id, number, open_parquet
+from difformer.errors import DataError
 
 
 def every_column(head):
@@ -79,7 +79,7 @@ def test_the_same_numbers_however_they_are_written(write, content, names):
 def test_runs_of_spaces_separate_cells_outside_of_csv(write, suffix):
     table = read_csv(write("  1   2.5\n3\t -4\n", f"table{suffix}"))
     assert numbers(table).tolist() == NUMBERS
-    assert read_csv(write("New York\nOld York\n", "names.csv"), text=every_column).texts(0) == ["New York", "Old York"]
+    assert read_csv(write("New York\nOld York\n", "names.csv"), text=every_column).cells[0] == ["New York", "Old York"]
 
 
 def test_compressed_and_other_encodings(write):
@@ -126,7 +126,7 @@ def test_decimal_commas_on_request(write):
         read_csv(path)
     table = read_csv(path, format=TextFormat(decimal=","), text=lambda head: [1])
     assert numbers(table).tolist() == [[1.0], [3.0]]
-    assert table.texts(1) == ["2.5", "-4"]
+    assert table.cells[1] == ["2.5", "-4"]
     assert not read_csv(write("1,5;2,5\n3,5;4,5\n"), format=TextFormat(decimal=",")).named
 
 
@@ -138,8 +138,8 @@ def test_text_columns_and_lines(write):
     table = read_csv(
         write('id,x,note\n\nann,1,"one, two"\nbob,2,"a ""word""\non two lines"\neve,3,\n'), text=lambda h: [0, 2]
     )
-    assert table.texts(0) == ["ann", "bob", "eve"]
-    assert table.texts(2) == ["one, two", 'a "word"\non two lines', ""]
+    assert table.cells[0] == ["ann", "bob", "eve"]
+    assert table.cells[2] == ["one, two", 'a "word"\non two lines', ""]
     assert table.lines.tolist() == [3, 5, 6]  # a row is where it ends
     assert list(table.notes) == ["line 1 of table.csv was read as a header"]
 
@@ -190,15 +190,15 @@ def test_row_names_written_by_pandas_and_r(write):
         write('"a" "b"\n"ann" 1 2.5\n"bob" 3 -4\n', "table.txt"), format=TextFormat(delimiter=" "), text=lambda h: [0]
     )
     assert pandas.names == r.names == ("", "a", "b")
-    assert pandas.texts(0) == r.texts(0) == ["ann", "bob"]
+    assert pandas.cells[0] == r.cells[0] == ["ann", "bob"]
     assert numbers(r).tolist() == numbers(pandas).tolist() == NUMBERS
 
 
 def test_blank_lines_of_labels_are_empty_cells(write):
     path = write("cat\n\ndog\n\n\n")
-    assert read_csv(path, text=every_column).texts(0) == ["cat", "dog"]
-    assert read_csv(path, text=every_column, role="labels").texts(0) == ["cat", "", "dog"]
-    assert read_csv(write('cat\n""\ndog\n'), text=every_column).texts(0) == ["cat", "", "dog"]
+    assert read_csv(path, text=every_column).cells[0] == ["cat", "dog"]
+    assert read_csv(path, text=every_column, role="labels").cells[0] == ["cat", "", "dog"]
+    assert read_csv(write('cat\n""\ndog\n'), text=every_column).cells[0] == ["cat", "", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_given_formats_override_guesses(write):
     path = write("1,2\n3,4\n")
     assert read_csv(path, format=TextFormat(header=True)).names == ("1", "2")
     assert read_csv(path, format=TextFormat(header=True)).rows == 1
-    assert read_csv(write("a,b\nc,d\n"), format=TextFormat(header=False), text=every_column).texts(0) == ["a", "c"]
-    assert read_csv(write("#a,1\n#b,2\n"), format=TextFormat(comment=None), text=lambda h: [0]).texts(0) == ["#a", "#b"]
+    assert read_csv(write("a,b\nc,d\n"), format=TextFormat(header=False), text=every_column).cells[0] == ["a", "c"]
+    assert read_csv(write("#a,1\n#b,2\n"), format=TextFormat(comment=None), text=lambda h: [0]).cells[0] == ["#a", "#b"]
     for options, complaint in (
         ({"delimiter": "::"}, "one character"),
         ({"decimal": ";"}, "'.' or ','"),
@@ -260,7 +260,7 @@ def test_missing_files_and_unsupported_kinds(tmp_path):
         read_csv(tmp_path)
     with pytest.raises(DataError, match=r"a\.xlsx: is not a kind of file that can be read; save it as CSV"):
         read_csv(tmp_path / "a.xlsx")
-    with pytest.raises(DataError, match=r"a\.pt: is not a kind of file .* pass to from_pyg"):
+    with pytest.raises(DataError, match=r"a\.pt: is not a kind of file .* pass it to from_pyg"):
         read_csv(tmp_path / "a.pt")
 
 
@@ -288,7 +288,7 @@ def test_whatever_the_csv_module_writes_comes_back(tmp_path_factory, rows, delim
         writer.writerow(["name", "value"])
         writer.writerows(rows)
     table = read_csv(path, text=lambda head: [0], format=TextFormat(delimiter=delimiter, comment=None))
-    assert table.texts(0) == [text for text, _ in rows]
+    assert table.cells[0] == [text for text, _ in rows]
     assert numbers(table)[:, 0].tolist() == [value for _, value in rows]
 
 
@@ -357,7 +357,7 @@ def test_parquet_columns_of_every_kind(tmp_path):
     )
     assert table.names == ("id", "whole", "holes", "flag", "kind", "vector_0", "vector_1")
     assert numbers(table).tolist() == [[1, 1, 1, 2], [2, 0, 3, 4]]
-    assert [table.texts(i) for i in (0, 2, 4)] == [["a", "b"], ["1", ""], ["u", ""]]
+    assert [table.cells[i] for i in (0, 2, 4)] == [["a", "b"], ["1", ""], ["u", ""]]
     with pytest.raises(DataError, match=r"t\.parquet, row 1, column 'holes': a number is missing here"):
         read_parquet(path, text=lambda head: [0, 4]).check_finite()
     with pytest.raises(DataError, match="row 0, column 'id': expected a number, got 'a'"):
@@ -366,7 +366,7 @@ def test_parquet_columns_of_every_kind(tmp_path):
     with pytest.raises(DataError, match="row 1, column 'v': expected a list of 1 numbers"):
         read_parquet(path, text=lambda head: [])
     parquet.write_table(pa.table({"t": pa.array([86400, None], pa.timestamp("s"))}), path)
-    assert read_parquet(path, text=every_column).texts(0) == ["1970-01-02T00:00:00", ""]
+    assert read_parquet(path, text=every_column).cells[0] == ["1970-01-02T00:00:00", ""]
     parquet.write_table(pa.table({"t": pa.array([b"x"], pa.binary())}), path)
     with pytest.raises(DataError, match=r"column 't': holds binary"):
         read_parquet(path, text=lambda head: [])

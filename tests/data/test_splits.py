@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difformer.data.errors import DataError
 from difformer.data.split import (
     Split,
     authors_split,
@@ -22,7 +21,7 @@ from difformer.data.split import (
     save_splits,
     time_split,
 )
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 classes = st.lists(st.integers(-1, 3), min_size=1, max_size=80).map(torch.tensor)
 seeds = st.integers(0, 2**31)

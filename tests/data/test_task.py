@@ -117,6 +117,17 @@ def test_contradictions_are_refused(make, changes, complaint):
         make(**changes)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_targets_and_splits_may_be_on_different_devices():
+    whole = nodes()
+    for y in (whole.y, torch.tensor([0, 1, 0, -1])):
+        split = Split("first", *(torch.tensor([i]) for i in range(3)))
+        assert nodes(y=y.cuda(), splits=(split,)).y.device.type == "cuda"
+    with pytest.raises(ValueError, match="valid holds instance 2, which carries no target"):
+        nodes(y=torch.tensor([0, 1, -1, 1]).cuda())
+
+
 def test_other_splits_make_another_task():
     other = nodes().with_splits(Split("other", *(torch.tensor([i]) for i in (3, 2, 1))))
     assert [split.name for split in other.splits] == ["other"]

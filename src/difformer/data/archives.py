@@ -15,15 +15,14 @@ import os
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
 
-from difformer.data.errors import DataError
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +65,7 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
 
     Raises:
         DataError: If an array holds Python objects or fields, is larger than the limit, or is not all there.
-        zipfile.BadZipFile: If it is not an archive; `difformer.data.errors.DAMAGE` lists what else damage raises.
+        zipfile.BadZipFile: If it is not an archive; `difformer.errors.DAMAGE` lists what else damage raises.
     """
     arrays, size = Contents(), 0
     with zipfile.ZipFile(path) as archive:
@@ -114,18 +113,24 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
         raise EOFError(f"array {name!r} ends too early ({error})") from error
 
 
-def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, bytes]:
-    """Members of a zip archive by the last part of their name."""
-    with zipfile.ZipFile(path) as archive:
-        inside = {info.filename.rsplit("/", 1)[-1]: info for info in archive.infolist()}
-        members = {}
-        for name in names:
-            if name not in inside:
-                raise DataError(f"the archive holds no {name}", path=path)
-            _check_member(inside[name], name, path)
-            check_size(inside[name].file_size, name, packed=archive.start_dir)
-            members[name] = archive.read(inside[name])
-    return members
+def read_members(path: Path, names: Collection[str]) -> dict[str, bytes]:
+    """Members of a zip or tar archive by the last part of their name; a tar archive is read no further than needed."""
+    members: dict[str, bytes] = {}
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if (name := info.filename.rsplit("/", 1)[-1]) in names:
+                    _check_member(info, name, path)
+                    check_size(info.file_size, name, packed=archive.start_dir)
+                    members[name] = archive.read(info)
+    else:
+        for place, content in tar_members(path, names):
+            members[place.rsplit("/", 1)[-1]] = content
+            if len(members) == len(names):
+                break
+    if absent := [name for name in names if name not in members]:
+        raise DataError(f"the archive holds no {', '.join(absent)}", path=path)
+    return {name: members[name] for name in names}
 
 
 def tar_members(path: str | os.PathLike[str], names: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:

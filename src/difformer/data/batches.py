@@ -1,8 +1,8 @@
 """Mini-batches of a task: parts of a graph, some graphs, or some snapshots.
 
 ``epoch(e)`` is an iterator over the batches of one epoch and a pure function of (seed, e): a run that is resumed at
-some epoch, or in the middle of one (``epoch(e, start=b)``), continues as if it had never stopped. The task stays in
-main memory, and `to` moves a batch to the model; `NodePartitions` may keep its task on a GPU and cut batches there.
+some epoch continues as if it had never stopped. The task stays in main memory, and `to` moves a batch to the model;
+`NodePartitions` may keep its task on a GPU and cut batches there.
 """
 
 from __future__ import annotations
@@ -92,15 +92,14 @@ class SnapshotBatch(_Movable):
     def disjoint(self) -> GraphBatch:
         """The snapshots as s separate graphs of N nodes each, so that one pass of a model handles all of them."""
         count, nodes = self.x.shape[:2]
-        index, weight = self.edge_index, self.edge_weight
-        if index is not None:
-            parts = index if isinstance(index, tuple) else (index,) * count
-            index = torch.cat([part + i * nodes for i, part in enumerate(parts)], 1)
-        if weight is not None:
-            weight = torch.cat(weight if isinstance(weight, tuple) else (weight,) * count)
+        index, weight = (
+            (part,) * count if isinstance(part, Tensor) else part for part in (self.edge_index, self.edge_weight)
+        )
+        edge_index = None if index is None else torch.cat([part + i * nodes for i, part in enumerate(index)], 1)
+        edge_weight = None if weight is None else torch.cat(weight)
         batch = torch.arange(count, device=self.x.device).repeat_interleave(nodes)
         ptr = torch.arange(count + 1, device=self.x.device) * nodes
-        return GraphBatch(self.times, self.x.flatten(0, 1), self.y, index, weight, batch, ptr)
+        return GraphBatch(self.times, self.x.flatten(0, 1), self.y, edge_index, edge_weight, batch, ptr)
 
 
 def partition_nodes(num_nodes: int, *, batch_size: int, seed: int = 0, epoch: int = 0) -> tuple[Tensor, ...]:
@@ -150,8 +149,8 @@ class NodePartitions:
     def __len__(self) -> int:
         return -(-self.task.num_nodes // self.batch_size)
 
-    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[NodeBatch]:
-        """The batches of one epoch, from batch `start` on."""
+    def epoch(self, epoch: int) -> Iterator[NodeBatch]:
+        """The batches of one epoch."""
         count = self.task.num_nodes
         parts = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch)
         if self.device.type != "cpu":  # in one piece: every copy to a GPU synchronises
@@ -159,8 +158,6 @@ class NodePartitions:
         edges = () if self.edge_index is None else self._edges_of(parts, self.edge_index)
         place = torch.empty(count, dtype=torch.long, device=self.device)
         for number, nodes in enumerate(parts):
-            if number < start:
-                continue
             edge_index = edge_weight = None
             if self.edge_index is not None:
                 place[nodes] = torch.arange(nodes.numel(), device=self.device)
@@ -213,14 +210,16 @@ class GraphBatches:
     def __len__(self) -> int:
         return -(-self.index.numel() // self.batch_size)
 
-    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[GraphBatch]:
-        """The batches of one epoch, from batch `start` on."""
+    def order(self, epoch: int) -> list[Tensor]:
+        """Numbers of the graphs of every batch of one epoch."""
         index = self.index
         if self.shuffle:
             index = index[torch.randperm(index.numel(), generator=epoch_generator(self.seed, epoch))]
-        for graphs in index.split(self.batch_size)[start:]:
-            if graphs.numel():
-                yield self.batch(graphs)
+        return [graphs for graphs in index.split(self.batch_size) if graphs.numel()]
+
+    def epoch(self, epoch: int) -> Iterator[GraphBatch]:
+        """The batches of one epoch."""
+        return map(self.batch, self.order(epoch))
 
     def batch(self, graphs: Tensor) -> GraphBatch:
         """The graphs with these numbers, in this order."""
@@ -261,13 +260,12 @@ class SnapshotBatches:
     def __len__(self) -> int:
         return len(self.runs)
 
-    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[SnapshotBatch]:
-        """The batches of one epoch, from batch `start` on."""
+    def epoch(self, epoch: int) -> Iterator[SnapshotBatch]:
+        """The batches of one epoch."""
         order = torch.arange(len(self.runs))
         if self.shuffle:
             order = torch.randperm(len(self.runs), generator=epoch_generator(self.seed, epoch))
-        for number in order[start:].tolist():
-            yield self.batch(self.runs[number])
+        return (self.batch(self.runs[number]) for number in order.tolist())
 
     def batch(self, times: Tensor) -> SnapshotBatch:
         """These snapshots, in this order."""

@@ -5,16 +5,13 @@ No torch and no numpy here: `difformer datasets` must answer at once.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from difformer import toml
 from difformer.errors import UserError, did_you_mean
-
-_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 BUILT_IN, OWN = "built in", "your own"
 ZIP, JSON = b"PK\x03\x04", b"{"
@@ -88,7 +85,7 @@ def _entry(name: str, facts: dict[str, Any]) -> Entry:
     return Entry(name, **{**plain, "loader": f"difformer.data.{plain['loader']}"})
 
 
-_TABLE = _toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ENTRIES: dict[str, Entry] = {name: _entry(name, facts) for name, facts in _TABLE.items()}
 FORMS: dict[str, tuple[Form, ...]] = {name: entry.forms for name, entry in ENTRIES.items() if entry.forms}
 ALIASES: dict[str, str] = {alias: name for name, entry in ENTRIES.items() for alias in entry.aliases}

@@ -7,13 +7,13 @@ referrals carry information that the columns have only in part. The guide to lin
 
 from __future__ import annotations
 
-import csv
 from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
 
 from difformer.errors import UserError
+from difformer.files import csv_text, write_whole
 
 RESEMBLANCE = 0.9  # ρ
 FIRST_DAY = date(2021, 1, 1)
@@ -73,13 +73,11 @@ def write_customers(
     kept = [segment[i] if i in known else "" for i in range(num_customers)]
     spent, letter = ["" if g else s for g, s in zip(gap, spend, strict=True)], np.where(reads, "yes", "no")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tables = {
         "customers.csv": [HEADER, *zip(ids, plan, city, joined, spent, calls, late, letter, kept, strict=True)],
         "referrals.csv": [("from", "to"), *referrals],
         "outcomes.csv": [("id", "segment"), *zip(ids, segment, strict=True)],
     }
     for name, rows in tables.items():
-        with (folder / name).open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream, lineterminator="\n").writerows(rows)
+        write_whole(folder / name, csv_text(rows).encode())
     return folder / "customers.csv", folder / "referrals.csv", folder / "outcomes.csv"

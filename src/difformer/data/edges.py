@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from difformer.data.errors import DataError
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 SelfLoops = Literal["add", "remove", "keep"]
 Duplicates = Literal["error", "sum", "mean", "max"]

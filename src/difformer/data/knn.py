@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from difformer.data.edges import tidy_edges
-from difformer.data.errors import require
-from difformer.data.sparse_features import from_scipy, take_rows, to_scipy
-from difformer.errors import UserError
+from difformer.data.sparse_features import from_scipy, stack_rows, take_rows, to_scipy
+from difformer.errors import UserError, require
 
 Metric = Literal["cosine", "euclidean"]
 Found = tuple[Tensor, Tensor]  # neighbours and their distances
@@ -142,8 +141,11 @@ class _Dense:
                 part.copy_((1 - (a / self.scale[i] * (b / self.scale[j])).sum(1)).clamp_(min=0))
         return result
 
-    def keys(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """A function of rows a that gives ‖b‖²/2 - aᵀb for all b, scaled such that ‖b‖ ≤ 1; and these lengths."""
+    def keys(self, dtype: torch.dtype, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """A function of rows a that gives ‖b‖²/2 - aᵀb for the first `among` b, scaled such that ‖b‖ ≤ 1; the lengths.
+
+        The lengths are those of all rows.
+        """
         rough = torch.empty(self.points.shape, dtype=dtype, device=self.points.device)
         middle, radius = self.points.new_zeros((), dtype=torch.double), self.scale
         if self.metric == "euclidean":
@@ -155,7 +157,8 @@ class _Dense:
             part.copy_((source.double() - middle) / by)
         half_square = torch.cat([part.double().square().sum(1) / 2 for part in rough.split(CHUNK_ROWS)])
         half_square = half_square.to(dtype) if self.metric == "euclidean" else rough.new_zeros(len(rough))
-        return lambda rows: torch.addmm(half_square, rough[rows], rough.T, alpha=-1), rough.norm(dim=1)
+        near = half_square[:among], rough[:among].T
+        return lambda rows: torch.addmm(near[0], rough[rows], near[1], alpha=-1), rough.norm(dim=1)
 
 
 class _Sparse:
@@ -179,11 +182,11 @@ class _Sparse:
             parts.append(np.maximum(1 - a.multiply(b) @ ones, 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
         return torch.from_numpy(np.concatenate(parts))
 
-    def keys(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def keys(self, dtype: torch.dtype, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         cosine = self.metric == "cosine"
         length = torch.ones_like(self.norm) if cosine else self.norm / (self.norm.max() or 1.0)
         rows = self.rows if cosine else self.rows / (float(self.norm.max()) or 1.0)
-        half_square, columns = 0.0 if cosine else length.square() / 2, rows.T.tocsr()
+        half_square, columns = 0.0 if cosine else length[:among].square() / 2, rows[:among].T.tocsr()
         return lambda block: half_square - torch.from_numpy((rows[block.numpy()] @ columns).toarray()), length
 
 
@@ -191,29 +194,36 @@ def _space(points: Tensor, metric: Metric) -> _Dense | _Sparse:
     return (_Sparse if points.layout == torch.sparse_csr else _Dense)(points, metric)
 
 
-def nearest(points: Tensor, k: int, metric: Metric) -> Found:
-    """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first."""
-    space, found, rows = _space(points, metric), _empty(points, k), torch.arange(points.shape[0], device=points.device)
+def nearest(points: Tensor, k: int, metric: Metric, queries: Tensor | None = None) -> Found:
+    """The k nearest points of every query, by default the k nearest others of every point; and their distances.
+
+    Both are ``[M, k]``, nearest first, and do not depend on what else is searched at the same time.
+    """
+    among = points.shape[0]
+    points = points if queries is None else stack_rows((points, queries))
+    space, found = _space(points, metric), _empty(points, k)
+    rows = torch.arange(0 if queries is None else among, points.shape[0], device=points.device)
     if metric == "cosine":
         # A zero vector is at distance 1 from everything: its neighbours are the first k others.
-        zero = rows[space.norm == 0]
-        found[0][zero] = torch.arange(k, device=points.device) + (rows[:k] >= zero[:, None])
+        zero, first = rows[space.norm[rows] == 0], torch.arange(k, device=points.device)
+        found[0][zero] = first + (first >= zero[:, None])
         found[1][zero] = 1.0
-        rows = rows[space.norm > 0]
+        rows = rows[space.norm[rows] > 0]
     for dtype in space.precisions:
         if rows.numel():
-            rows = _search(space, rows, dtype, (points.shape[1] + 8) * torch.finfo(dtype).eps, found)
-    return found
+            rows = _search(space, rows, dtype, (points.shape[1] + 8) * torch.finfo(dtype).eps, found, among)
+    return found if queries is None else (found[0][among:], found[1][among:])
 
 
-def _search(space: _Dense | _Sparse, rows: Tensor, dtype: torch.dtype, unit: float, found: Found) -> Tensor:
+def _search(space: _Dense | _Sparse, rows: Tensor, dtype: torch.dtype, unit: float, found: Found, among: int) -> Tensor:
     """Fill in the neighbours of `rows`; give back the rows that this precision cannot settle (none in double)."""
-    n, k = found[0].shape
-    keys_of, length = space.keys(dtype)
-    wanted, unsettled = min(k + SPARE, n), [rows[:0]]
-    for block in rows.split(max(1, BLOCK_BYTES // (n * dtype.itemsize))):
+    k = found[0].shape[1]
+    keys_of, length = space.keys(dtype, among)
+    wanted, unsettled = min(k + SPARE, among), [rows[:0]]
+    for block in rows.split(max(1, BLOCK_BYTES // (among * dtype.itemsize))):
         keys = keys_of(block)
-        keys.scatter_(1, block[:, None], torch.inf)
+        if rows[0] < among:  # no point is its own neighbour
+            keys.scatter_(1, block[:, None], torch.inf)
         slack = 2 * unit * (length[block, None] + 1)
         if dtype == torch.float64:
             limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
@@ -221,7 +231,7 @@ def _search(space: _Dense | _Sparse, rows: Tensor, dtype: torch.dtype, unit: flo
         else:
             near, index = keys.topk(wanted, dim=1, largest=False)
             limit = near[:, k - 1 : k] + slack
-            open_ = (near[:, -1] <= limit[:, 0]) if wanted < n else torch.zeros_like(block, dtype=torch.bool)
+            open_ = (near[:, -1] <= limit[:, 0]) if wanted < among else torch.zeros_like(block, dtype=torch.bool)
             unsettled.append(block[open_])
             row, place = ((near <= limit) & ~open_[:, None]).nonzero(as_tuple=True)
             candidate = index[row, place]

@@ -3,10 +3,9 @@
 The three folders have one layout, that of ``catalogue.toml``. The first two may be read-only: nothing is written there.
 `$DIFFORMER_CACHE` moves the cache; `$DIFFORMER_OFFLINE=1` forbids downloads.
 
-A download either arrives whole and checked, or leaves nothing behind. Bytes go to a temporary file; length, first bytes
-and checksum are compared; only then does the file get its name. Where a source publishes no checksum, the file must at
-least end as its format ends, and the checksum of the first download is kept in `<file>.sha256` beside it. A file in the
-cache is compared with its checksum at every load.
+A download arrives whole and checked (length, first bytes, checksum), or leaves nothing behind. Where a source publishes
+no checksum, the file must at least end as its format ends, and the checksum of the first download is kept in
+`<file>.sha256` beside it. A file in the cache is compared with its checksum at every load.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, JSON, OWN, ZIP, Entry, Form, RemoteFile, installed
-from difformer.data.errors import DAMAGE, DataError
+from difformer.errors import DAMAGE, DataError
 from difformer.files import atomic_write, write_whole
 from difformer.files import cache_folder as cache_folder
 
@@ -40,6 +39,7 @@ class Found:
     name: str
     form: str
     paths: tuple[Path, ...]
+    files: tuple[RemoteFile, ...] = ()  # what was published of each of them
 
     @property
     def path(self) -> Path:
@@ -49,8 +49,7 @@ class Found:
 def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """The folders that are searched, in order; absent ones are left out."""
     given = (root, os.environ.get("DIFFORMER_DATA"), cache_folder())
-    chosen = [Path(folder).expanduser() for folder in given if folder]
-    return tuple(path for path in chosen if path.is_dir())
+    return tuple(path for folder in given if folder and (path := Path(folder).expanduser()).is_dir())
 
 
 def check_folders(root: str | os.PathLike[str] | None = None) -> None:
@@ -64,9 +63,9 @@ def find(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequen
     """The first complete form of a data set in the first folder that has one, or None. Downloads nothing."""
     for folder in folders(root):
         for form in _forms(name, forms):
-            paths = tuple(folder / file.path for file in form.files)
-            if all(path.is_file() for path in paths):
-                return Found(name, form.name, paths)
+            found = Found(name, form.name, tuple(folder / file.path for file in form.files), form.files)
+            if all(path.is_file() for path in found.paths):
+                return found
     return None
 
 
@@ -95,9 +94,9 @@ def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, 
 
 def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
     """A data set, and where its files are."""
-    found = find(one.name, root) if one.forms else None
-    without = OWN if one.licence == OWN else BUILT_IN
-    place = without if not one.forms else None if found is None else str(found.path.parent)
+    place: str | None = OWN if one.licence == OWN else BUILT_IN
+    if one.forms:
+        place = str(found.path.parent) if (found := find(one.name, root)) else None
     lacks = one.learned if one.learned is not None and find_file(one.learned, root) is None else None
     return Listing(one, place, lacks)
 
@@ -113,8 +112,7 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     cache = cache_folder()
     known = _forms(name, forms)
     if found := find(name, root, forms=forms):
-        form = next(form for form in known if form.name == found.form)
-        for path, file in zip(found.paths, form.files, strict=True):
+        for path, file in zip(found.paths, found.files, strict=True):
             if path.is_relative_to(cache):
                 check_kept(path, file.checksum, data_set=name)
         return found
@@ -131,7 +129,7 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
             raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
         else:
             fetch(file, target, data_set=name)
-    return Found(name, remote.name, tuple(cache / file.path for file in remote.files))
+    return Found(name, remote.name, tuple(cache / file.path for file in remote.files), remote.files)
 
 
 def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
@@ -144,45 +142,39 @@ class DataSetError(DataError):
 
 
 @contextmanager
-def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[None]:
+def reading(found: Found) -> Iterator[None]:
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
 
     A ValueError or LookupError of other code means damage only where a file differs from the published one; otherwise
     it is a bug, and passes through with its traceback as TypeError, AttributeError and the like do.
     """
-    paths = found.paths if isinstance(found, Found) else (found,)
-    name = found.name if isinstance(found, Found) else data_set
     try:
         yield
     except DataSetError:
         raise
     except (MemoryError, *DAMAGE, ValueError, LookupError) as error:
-        if not isinstance(error, (MemoryError, *DAMAGE)) and _altered(paths) is None:
+        if not isinstance(error, (MemoryError, *DAMAGE)) and _altered(found) is None:
             raise
-        url = next((form.files[0].url for form in FORMS.get(name or "", ()) if form.downloadable), None)
+        url = next((form.files[0].url for form in FORMS[found.name] if form.downloadable), None)
         way_out = "delete the file and load again, or put a good copy in its place"
         way_out += "" if url is None else f"; its official source is {url}"
         # The file at fault: the only one, or the first that is not what was published; else the folder.
-        path = paths[0] if len(paths) == 1 else _altered(paths) or paths[0].parent
+        path = found.path if len(found.paths) == 1 else _altered(found) or found.path.parent
         if isinstance(error, DataError):
-            place = {"line": error.line, "row": error.row, "column": error.column}
-            problem = f"{error.problem} (data set {name!r}: {way_out})"
-            raise DataSetError(problem, path=error.path or path, **place) from error  # type: ignore[arg-type]
-        problem = f"cannot be read from here ({type(error).__name__}: {error}); the file is cut short, or not what its "
-        problem += f"name says: {way_out}"
-        if isinstance(error, MemoryError):
-            problem = f"needs more memory than there is ({error}), or the file is damaged: {way_out}"
-        raise DataSetError(f"data set {name!r} {problem}", path=path) from error
+            place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
+            problem = f"{error.problem} (data set {found.name!r}: {way_out})"
+            raise DataSetError(problem, path=error.path or path, **place) from error
+        problem = f"needs more memory than there is ({error}), or the file is damaged"
+        if not isinstance(error, MemoryError):
+            reason = f"{type(error).__name__}: {error}"
+            problem = f"cannot be read from here ({reason}); the file is cut short, or not what its name says"
+        raise DataSetError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
 
 
-def _altered(paths: Sequence[Path]) -> Path | None:
+def _altered(found: Found) -> Path | None:
     """The first file whose checksum differs from the published one; None if all agree or none was published."""
-    known = {file.path: file.checksum for forms in FORMS.values() for form in forms for file in form.files}
-    for path in paths:
-        checksum = next((known[place] for place in known if path.as_posix().endswith(f"/{place}")), None)
-        if checksum is not None and not has_checksum(path, checksum):
-            return path
-    return None
+    files = zip(found.paths, found.files, strict=True)
+    return next((path for path, file in files if file.checksum and not has_checksum(path, file.checksum)), None)
 
 
 class DownloadError(DataError):
@@ -202,22 +194,22 @@ class _BadDownloadError(Exception):
 
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
     """Downloads one file to `target`, or raises a DownloadError after the last attempt and writes nothing."""
-    for attempt in range(1, ATTEMPTS + 1):
-        again = False
+    for _ in range(ATTEMPTS):
         try:
             return _transfer(file, target)
         except urllib.error.HTTPError as error:
             reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
         except urllib.error.URLError as error:  # no answer: another attempt would fail, too
-            reason = f"no connection ({error.reason})"
+            reason, again = f"no connection ({error.reason})", False
         except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
             reason, again = str(error) or type(error).__name__, True
         except OSError as error:
-            reason = str(error)
-        if not again or attempt == ATTEMPTS:
-            # A server's answer may hold line breaks and control characters.
-            said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-            raise DownloadError(data_set, file, target, said)
+            reason, again = str(error), False
+        if not again:
+            break
+    # A server's answer may hold line breaks and control characters.
+    said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    raise DownloadError(data_set, file, target, said)
 
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
@@ -264,10 +256,8 @@ def _transfer(file: RemoteFile, target: Path) -> None:
             arrived = 0
             while chunk := response.read(CHUNK):
                 if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
-                    raise _BadDownloadError(
-                        f"what came does not begin like the file wanted (but with {chunk[:16]!r}); "
-                        f"it may be an error page"
-                    )
+                    begin = f"what came does not begin like the file wanted (but with {chunk[:16]!r})"
+                    raise _BadDownloadError(f"{begin}; it may be an error page")
                 stream.write(chunk)
                 digest.update(chunk)
                 arrived += len(chunk)

@@ -23,8 +23,8 @@ _registered: dict[str, Callable[..., Task]] = {}
 def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
     """A data set as a task, ready for any model.
 
-    Files are looked for in `root`, in `$DIFFORMER_DATA` and in the cache, in this order; what is in none of them is
-    downloaded from its official source into the cache.
+    Files are looked for in `root`, in `$DIFFORMER_DATA` and in the cache, in this order; a file that
+    none of them has is downloaded from its official source into the cache.
 
     Args:
         name: A data set of `list_datasets()`, in any spelling: ``"cora"``, ``"Amazon_Photo"``, ``"20news"``.

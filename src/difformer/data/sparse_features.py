@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     For ``index = [i, j, …]`` the positions are ``ptr[i], …, ptr[i + 1] - 1, ptr[j], …``, found without a loop.
     """
     start, length = ptr[index], ptr[index + 1] - ptr[index]
-    new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
-    torch.cumsum(length, 0, out=new_ptr[1:])
+    new_ptr = torch.cat([length.new_zeros(1), length.cumsum(0)])
     total = int(new_ptr[-1])
     shift = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
     return torch.arange(total, device=ptr.device) + shift, new_ptr
@@ -37,6 +37,18 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
         return x.index_select(0, index)
     positions, ptr = segments(x.crow_indices().long(), index)
     return csr(ptr, x.col_indices()[positions], x.values()[positions], (index.numel(), x.shape[1]))
+
+
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of matrices below each other: CSR if the first is, which makes all of them sparse, otherwise dense."""
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].layout == torch.strided:
+        return torch.cat([part if part.layout == torch.strided else part.to_dense() for part in parts])
+    rows = [part if part.layout == torch.sparse_csr else from_scipy(to_scipy(part)) for part in parts]
+    counts = torch.cat([part.crow_indices().diff() for part in rows])
+    columns, values = torch.cat([part.col_indices() for part in rows]), torch.cat([part.values() for part in rows])
+    return csr(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, values, (len(counts), rows[0].shape[1]))
 
 
 def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -86,8 +98,7 @@ def to_scipy(x: Tensor) -> Any:
         return matrix
     index = x.to_sparse_coo().coalesce()
     row, column = index.indices().numpy(force=True)
-    shape = (int(x.shape[0]), int(x.shape[1]))
-    return sparse.coo_array((index.values().numpy(force=True), (row, column)), shape=shape)
+    return sparse.coo_array((index.values().numpy(force=True), (row, column)), shape=tuple(x.shape))
 
 
 def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:

@@ -1,11 +1,8 @@
 """Splits: which instances are trained on, which choose the model, and which are only reported.
 
 Instances in none of the three parts (unlabelled nodes, nodes without features) take part in propagation but in no loss
-and no metric. On disk a split is a ``.npz`` or ``.json`` file with one or several splits.
-
-Functions that make splits draw from the *candidates*: instances that carry a target (not -1, not NaN). Every draw is a
-``torch.randperm`` on a CPU generator seeded with ``seed``, so a split is the same on every machine; its name gives
-protocol and seed.
+and no metric. Random splits draw from the *candidates*, the instances with a target (not -1, not NaN), by
+``torch.randperm`` on a seeded CPU generator, the same on every machine; their name gives protocol and seed.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npz
-from difformer.data.errors import DAMAGE, DataError
-from difformer.errors import UserError
+from difformer.errors import DAMAGE, DataError, UserError
 from difformer.files import atomic_write
 
 AUTHORS_SEED = 123
@@ -69,13 +66,11 @@ class Split:
                 problem = "holds an index twice"
             if problem:
                 raise UserError(f"split {self.name!r}: {part} {problem}")
-        for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        for first, second in combinations(parts, 2):
             both = parts[first][torch.isin(parts[first], parts[second])]
             if both.numel():
-                raise UserError(
-                    f"split {self.name!r}: {both.numel()} indices are in both {first} and {second}, "
-                    f"for example {int(both[0])}; the parts must be disjoint"
-                )
+                found = f"{both.numel()} indices are in both {first} and {second}, for example {int(both[0])}"
+                raise UserError(f"split {self.name!r}: {found}; the parts must be disjoint")
 
     def __repr__(self) -> str:
         train, valid, test = self.sizes()
@@ -93,10 +88,9 @@ class Split:
         """Raises a ValueError if some index is not below `num_instances`."""
         for part, index in self.parts().items():
             if index.numel() and int(index.max()) >= num_instances:
-                raise UserError(
-                    f"split {self.name!r}: {part} holds index {int(index.max())}, but there are {num_instances} "
-                    f"instances (0 to {num_instances - 1}); the split was made for other data"
-                )
+                there = f"there are {num_instances} instances (0 to {num_instances - 1})"
+                problem = f"{part} holds index {int(index.max())}, but {there}; the split was made for other data"
+                raise UserError(f"split {self.name!r}: {problem}")
 
     def same_as(self, other: Split) -> bool:
         """Whether both hold the same instances in the same parts; names and order do not count."""
@@ -144,7 +138,7 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
             if names.ndim != 1:
                 raise DataError(f"names: expected a list, got an array of shape {names.shape}", path=path)
             found = [
-                {"name": str(name), **{part: found[f"{part}_{i}"] for part in ALIASES}}
+                {"name": name, **{part: found[f"{part}_{i}"] for part in ALIASES}}
                 for i, name in enumerate(names.tolist())
             ]
         found = found if isinstance(found, list) else [found]
@@ -196,7 +190,7 @@ def _indices(given: Any, called: str) -> Tensor:
 def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: str = "published") -> tuple[Split, ...]:
     """Published masks, ``[N]`` or ``[S, N]`` booleans, as S splits called ``"published/0"``, ``"published/1"``, …"""
     masks = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
-    if any(mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()) for mask in masks):
+    if any(bool(((mask != 0) & (mask != 1)).any()) for mask in masks):
         raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
     if len({mask.shape for mask in masks}) != 1:
         raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
@@ -205,21 +199,14 @@ def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: st
 
 
 def labelled(y: Any) -> Tensor:
-    """Indices of the instances that carry a target: class ≥ 0, or at least one entry that is not NaN."""
+    """Indices of the instances that carry a target: at least one class ≥ 0, or one entry that is not NaN."""
     target = torch.as_tensor(y)
-    if target.is_floating_point():
-        known = ~target.isnan()
-        return (known.flatten(1).any(1) if known.dim() > 1 else known).nonzero().squeeze(1)
-    return (target >= 0).nonzero().squeeze(1) if target.dim() == 1 else torch.arange(len(target))
+    known = ~target.isnan() if target.is_floating_point() else target >= 0
+    return (known.flatten(1).any(1) if known.dim() > 1 else known).nonzero().squeeze(1)
 
 
 def random_split(
-    target: Any,
-    *,
-    fractions: Sequence[float] = (0.5, 0.25, 0.25),
-    seed: int = 0,
-    stratify: bool = False,
-    name: str | None = None,
+    target: Any, *, fractions: Sequence[float] = (0.5, 0.25, 0.25), seed: int = 0, stratify: bool = False
 ) -> Split:
     """Candidates in random order, cut into three parts.
 
@@ -231,7 +218,6 @@ def random_split(
         fractions: Train, valid and test; each ≥ 0, together at most 1.
         seed: Seed of the draw.
         stratify: Keep the proportions of the classes in every part, to within one instance per class and cut.
-        name: Replaces the name made from the fractions and the seed.
     """
     try:
         fits = len(fractions) == 3 and min(fractions) >= 0 and 0 < sum(fractions) <= 1 + 1e-9
@@ -254,7 +240,7 @@ def random_split(
     if abs(sum(fractions) - 1) < 1e-9:
         test = n - train - valid
     shares = "/".join(f"{100 * share:g}" for share in fractions)
-    called = name or f"{'stratified' if stratify else 'random'} {shares}/seed={seed}"
+    called = f"{'stratified' if stratify else 'random'} {shares}/seed={seed}"
     return Split(called, *candidates[order][: train + valid + test].split([train, valid, test]))
 
 
@@ -303,9 +289,8 @@ def per_class_split(
     for label in classes[candidates].unique().tolist():
         members = candidates[classes[candidates] == label]
         if members.numel() < per_class:
-            raise UserError(
-                f"per_class: {per_class} asked for, but class {label} has only {members.numel()} labelled instances"
-            )
+            found = f"class {label} has only {members.numel()} labelled instances"
+            raise UserError(f"per_class: {per_class} asked for, but {found}")
         order = members[torch.randperm(members.numel(), generator=generator)]
         train.append(order[:per_class])
         others.append(order[per_class:])
@@ -315,10 +300,8 @@ def per_class_split(
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     last = num_valid + num_test if num_test is not None else max(rest.numel(), num_valid)
     if rest.numel() < last:
-        raise UserError(
-            f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {rest.numel()} labelled "
-            f"instances are left after {per_class} per class went to training"
-        )
+        left = f"only {rest.numel()} labelled instances are left after {per_class} per class went to training"
+        raise UserError(f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but {left}")
     called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
     return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
 
@@ -328,10 +311,9 @@ def labels_per_class_split(y: Any, *, per_class: int, num_valid: int = 1000, see
     return per_class_split(y, per_class=per_class, num_valid=num_valid, num_test=None, seed=seed)
 
 
-def authors_split(y: Any, *, per_class: int = 20, num_valid: int = 500, num_test: int = 1000) -> Split:
+def authors_split(y: Any) -> Split:
     """The one split on which the authors' code reports the citation graphs: `per_class_split` with seed 123."""
-    sizes = {"per_class": per_class, "num_valid": num_valid, "num_test": num_test}
-    return per_class_split(y, **sizes, seed=AUTHORS_SEED, name="authors/seed=123")
+    return per_class_split(y, seed=AUTHORS_SEED, name="authors/seed=123")
 
 
 def time_split(num_snapshots: int, *, ratio: Sequence[float] = (2, 2, 6)) -> Split:
@@ -345,8 +327,8 @@ def time_split(num_snapshots: int, *, ratio: Sequence[float] = (2, 2, 6)) -> Spl
 
 
 def _classes(y: Any) -> Tensor:
-    classes = None if isinstance(y, (int, np.integer)) else torch.as_tensor(y)
-    if classes is None or classes.dim() != 1 or classes.is_floating_point():
+    classes = torch.as_tensor(y)
+    if classes.dim() != 1 or classes.is_floating_point():
         raise UserError("y: a split by class needs a one-dimensional vector of whole-numbered classes")
     return classes
 

@@ -107,7 +107,7 @@ class Task:
     def num_edges(self) -> int | None:
         """Directed edges, self-loops counted, over all snapshots; None without a graph."""
         parts = [part.shape[1] for part in _each(self.edge_index) if part is not None]
-        return sum(parts) if self.edge_index is not None else None
+        return None if self.edge_index is None else sum(parts)
 
     def with_splits(self, splits: Split | Iterable[Split]) -> Task:
         """The same task with other splits."""
@@ -154,12 +154,10 @@ class Task:
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change a result: two tasks with one fingerprint train alike."""
         digest = hashlib.sha256(f"{self.name}|{self.kind}|{self.problem}|{self.metric}|{self.num_outputs}".encode())
-        for part in (self.x, self.y, self.edge_index, self.edge_weight, self.node_ptr):
-            for tensor in _each(part):
-                update_digest(digest, tensor)
-        for split in self.splits:
-            for tensor in split.parts().values():
-                update_digest(digest, tensor)
+        parts = (self.x, self.y, self.edge_index, self.edge_weight, self.node_ptr)
+        indices = (index for split in self.splits for index in split.parts().values())
+        for tensor in (*(tensor for part in parts for tensor in _each(part)), *indices):
+            update_digest(digest, tensor)
         return digest.hexdigest()
 
 
@@ -183,10 +181,7 @@ def _each(part: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor | None, ...]
 
 
 def _problems(task: Task) -> Iterator[str]:
-    """Contradictions between the parts of a task, naming the field; a check may rely on those above it.
-
-    Every check is one pass over what it checks: a graph of sixty million edges takes a second.
-    """
+    """Contradictions between the parts of a task, naming the field; a check may rely on those above it."""
     for name, given, known in (("kind", task.kind, get_args(Kind)), ("problem", task.problem, get_args(Problem))):
         if given not in known:
             yield f"{name} must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {given!r}"
@@ -215,11 +210,10 @@ def _problems(task: Task) -> Iterator[str]:
     if task.problem == "multiclass":
         if y.dtype != torch.long or y.dim() != leading:
             yield f"classes must be int64 with {leading} dimension(s), got {y.dtype} of shape {tuple(y.shape)}"
-        if y.numel() and (int(y.min()) < -1 or int(y.max()) >= outputs):
-            yield (
-                f"classes must lie in 0 … {outputs - 1} (num_outputs = {outputs}), or be -1 where unknown; "
-                f"got {int(y.min())} … {int(y.max())}"
-            )
+        low, high = (int(bound) for bound in torch.aminmax(y)) if y.numel() else (0, 0)
+        if low < -1 or high >= outputs:
+            allowed = f"0 … {outputs - 1} (num_outputs = {outputs}), or be -1 where unknown"
+            yield f"classes must lie in {allowed}; got {low} … {high}"
     else:
         if not y.is_floating_point():
             yield f"y of a {task.problem} task must hold floats (NaN = unlabelled), got {y.dtype}"
@@ -233,13 +227,11 @@ def _problems(task: Task) -> Iterator[str]:
             yield f"{part} must hold {count} names or none, got {len(getattr(task, part))}"
     if not task.splits:
         yield "splits: got none, expected at least one"
-    unknown = y == -1 if task.problem == "multiclass" else y.isnan()
-    unknown = unknown.flatten(1).all(1) if unknown.dim() > 1 else unknown
-    some_unknown = bool(unknown.any())
+    usable = labelled(y)
     for split in task.splits:
         split.check(y.shape[0])
-        for part, index in split.parts().items() if some_unknown else ():
-            for at in index[unknown[index]][:1].tolist():
+        for part, index in split.parts().items() if len(usable) < len(y) else ():
+            for at in index[~torch.isin(index, usable.to(index.device))][:1].tolist():
                 yield f"split {split.name!r}: {part} holds instance {at}, which carries no target"
 
 
@@ -258,18 +250,17 @@ def _structure_problems(task: Task) -> Iterator[str]:
         if weight is not None:
             yield "edge_weight without edge_index"
         return
+    graphs = index if isinstance(index, tuple) else (index,)
+    weights: tuple[Tensor | None, ...] = (None,) * len(graphs) if weight is None else _each(weight)
     if isinstance(index, tuple):
         if task.kind != "series" or len(index) != task.x.shape[0]:
-            yield (
-                f"a tuple of {len(index)} graphs is for a series with as many snapshots; "
-                f"this is a {task.kind!r} task with {task.y.shape[0]} instances"
-            )
-        if weight is not None and (not isinstance(weight, tuple) or len(weight) != len(index)):
+            this = f"this is a {task.kind!r} task with {task.y.shape[0]} instances"
+            yield f"a tuple of {len(index)} graphs is for a series with as many snapshots; {this}"
+        if isinstance(weight, Tensor) or len(weights) != len(index):
             yield f"edge_weight must be a tuple of {len(index)}, one per snapshot, as edge_index is"
     elif isinstance(weight, tuple):
         yield "edge_weight is a tuple, but edge_index is one tensor"
-    graphs = index if isinstance(index, tuple) else (index,)
-    for ends, its_weight in zip(graphs, [None] * len(graphs) if weight is None else _each(weight), strict=True):
+    for ends, its_weight in zip(graphs, weights, strict=True):
         if ends.dtype != torch.long or ends.dim() != 2 or ends.shape[0] != 2:
             yield f"edge_index must be int64 of shape [2, E], got {ends.dtype} of shape {tuple(ends.shape)}"
         if ends.numel():
@@ -282,7 +273,5 @@ def _structure_problems(task: Task) -> Iterator[str]:
         if ptr is not None:
             graph = torch.bucketize(ends.contiguous(), ptr, right=True)
             for at in (graph[0] != graph[1]).nonzero()[:1].flatten().tolist():
-                yield (
-                    f"edge {at} ({int(ends[0, at])} → {int(ends[1, at])}) joins two different graphs; "
-                    f"indices must be global, offset by node_ptr"
-                )
+                edge = f"edge {at} ({int(ends[0, at])} → {int(ends[1, at])})"
+                yield f"{edge} joins two different graphs; indices must be global, offset by node_ptr"

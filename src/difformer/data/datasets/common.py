@@ -23,13 +23,11 @@ from torch import Tensor
 from difformer.data.archives import Contents, read_npz
 from difformer.data.catalogue import ENTRIES
 from difformer.data.edges import undirected
-from difformer.data.errors import DAMAGE, DataError
-from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, cache_folder, locate, reading
 from difformer.data.sparse_features import checked_csr, feature_tensor
-from difformer.data.split import Split, fraction_split, labels_per_class_split
+from difformer.data.split import Split, fraction_split
 from difformer.data.task import Problem, Task
-from difformer.errors import UserError
+from difformer.errors import DAMAGE, DataError, UserError
 from difformer.files import atomic_write
 
 Array = np.ndarray[Any, Any]
@@ -53,14 +51,17 @@ class Reader:
     def load(self) -> Task:
         """Finds or downloads the files and makes the task."""
         protocols, forms = ENTRIES[self.name].protocols, ENTRIES[self.name].forms
-        for option, allowed in (*[("protocol", protocols)] * bool(protocols), *self.choices):
-            if (value := getattr(self, option)) not in allowed:
-                raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
-        if not forms:
-            return self.task(None)
-        found = self.locate()
-        with reading(found):
-            content = self.content(found)
+        for option, allowed in (("protocol", protocols), *self.choices):
+            if allowed and (value := getattr(self, option)) not in allowed:
+                raise UserError(f"{option} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+        for option in ("num_nodes", "num_classes", "num_features", "num_splits"):
+            if (size := getattr(self, option, None)) is not None and size < 1:
+                raise UserError(f"{option}: expected at least 1, got {size}")
+        content = None
+        if forms:
+            found = self.locate()
+            with reading(found):
+                content = self.content(found)
         return self.task(content)
 
     def locate(self) -> Found:
@@ -113,7 +114,7 @@ class SeededReader(Reader):
 
     def shares(self, y: Array, shares: str, said: str) -> Splits:
         """Random shares of the labelled instances, written as ``"50/25/25"``."""
-        return self.draw(lambda s: fraction_split(torch.from_numpy(y), protocol=shares, seed=s), said)
+        return self.draw(lambda s: fraction_split(y, protocol=shares, seed=s), said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,49 +137,14 @@ class GraphReader(Reader):
         x, row = graph["x"], getattr(self, "features", "raw") == "row"
         steps = steps or ("rows of features sum to one" if row else "features as published")
         loops = "self-loops added" if self.self_loops else "self-loops removed"
-        return self.make_task(
-            feature_tensor(row_normalised(x) if row else x, as_sparse=self.sparse),
-            torch.from_numpy(graph["y"]),
-            splits,
-            steps,
-            f"edges undirected, {loops}",
-            ENTRIES[self.name].metric,
-            problem="multiclass",
-            edge_index=undirected(graph["edge_index"], x.shape[0], self.self_loops),
-            **parts,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class InstanceReader(SeededReader):
-    """Instances without a graph, few of them labelled.
-
-    Args:
-        per_class: Training labels per class.
-        knn: Join every instance to its nearest ones, itself counted; None for no graph.
-    """
-
-    per_class: int = 100
-    knn: int | None = None
-
-    def few_labels(self, y: Tensor) -> Splits:
-        """The paper's splits of images and texts: few labels per class, 1000 for validation."""
-        said = f"paper: {self.per_class} labels per class, 1000 for validation, the rest test"
-        return self.draw(lambda s: labels_per_class_split(y, per_class=self.per_class, num_valid=1000, seed=s), said)
-
-    def instance_task(self, x: Tensor, y: Tensor, splits: Splits, steps: str, **parts: Any) -> Task:
-        edge_index, graph = None, "no graph"
-        if self.knn is not None:
-            edge_index = knn_graph(x, self.knn, metric="euclidean", include_self=True, symmetric=True)
-            graph = f"graph of {self.knn} nearest neighbours (self counted), undirected"
-        said = (steps, graph, "accuracy")
-        return self.make_task(x, y, splits, *said, problem="multiclass", edge_index=edge_index, **parts)
+        said = (steps, f"edges undirected, {loops}", ENTRIES[self.name].metric)
+        features = feature_tensor(row_normalised(x) if row else x, as_sparse=self.sparse)
+        parts["edge_index"] = undirected(graph["edge_index"], x.shape[0], self.self_loops)
+        return self.make_task(features, torch.from_numpy(graph["y"]), splits, *said, problem="multiclass", **parts)
 
 
 def seeded(make: Callable[[int], Split], num_splits: int, seed: int, said: str) -> Splits:
     """Splits made from `seed`, `seed + 1`, …; the protocol names them."""
-    if num_splits < 1:
-        raise UserError(f"num_splits must be at least 1, got {num_splits}")
     seeds = f"seed {seed}" if num_splits == 1 else f"{num_splits} splits, seeds {seed} to {seed + num_splits - 1}"
     return tuple(make(seed + i) for i in range(num_splits)), f"{said}, {seeds}"
 
@@ -205,7 +171,7 @@ def node_graph(arrays: Mapping[str, Any]) -> Contents:
 def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int | None = None) -> None:
     """Refuses edges ``[E, 2]`` of nodes that do not exist; `line` is the line of the first edge in a text file."""
     if pairs.size and (pairs.min() < 0 or pairs.max() >= num_nodes):
-        row = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=1))[0])
+        row = int(((pairs < 0) | (pairs >= num_nodes)).any(axis=1).argmax())
         place: dict[str, Any] = {"row": row} if line is None else {"line": line + row}
         ends = tuple(pairs[row].tolist())
         raise DataError(f"edge {ends} names a node outside 0 … {num_nodes - 1}", path=path, **place)
@@ -214,8 +180,7 @@ def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int |
 def row_normalised(x: Any) -> Any:
     """Rows that sum to one, x_ij / Σ_k x_ik; rows with sum zero stay as they are. Scipy CSR, float32."""
     matrix = sp.csr_matrix(x, dtype=np.float32, copy=True)
-    # Summed one by one in double precision: the order and precision of scipy's own sum depend on its version, and the
-    # last bit of a feature would differ between machines.
+    # Order and precision of scipy's own sum depend on its version; this one gives the same bits on every machine.
     wide = matrix.data.astype(np.float64)
     count = np.diff(matrix.indptr)
     total = np.bincount(np.repeat(np.arange(matrix.shape[0]), count), weights=wide, minlength=matrix.shape[0])
@@ -247,8 +212,8 @@ def processed(
 ) -> Arrays:
     """The arrays that `build` makes, from the cache if they were made before; nothing is written beside their source.
 
-    The key is all they depend on: `name`, `options`, and path, size and modification time of every source file. No
-    array may hold Python objects. If the cache cannot be written, a warning says so.
+    The key is all they depend on: `name`, `options`, and path, size and modification time of every source file. If the
+    cache cannot be written, a warning says so.
     """
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     text = json.dumps([name, 1, dict(options or {}), stats], sort_keys=True, default=str)

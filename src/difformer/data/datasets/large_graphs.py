@@ -19,7 +19,7 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,11 +34,11 @@ from difformer.data.datasets import common
 from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.edges import undirected
-from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate
 from difformer.data.own.csv_files import lines_of
 from difformer.data.split import index_split
 from difformer.data.task import Task
+from difformer.errors import DataError
 
 # Columns of soc-pokec-profiles.txt: eight with a format, then 51 of free text; a tab also ends the line.
 USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(8)
@@ -104,46 +104,37 @@ def read_snap(found: Found) -> Arrays:
 
 def read_profiles(path: Any) -> tuple[Array, Array]:
     """Features ``[N, F]`` and gender ``[N]`` by user."""
-    users: list[int] = []
-    genders: list[int] = []
-    numbers: list[tuple[float, ...]] = []
-    regions: list[str] = []
-    filled: list[bytes] = []
+    rows = []
     for line_number, line in enumerate(lines_of(str(path), "utf-8", errors="replace", newline="\n"), start=1):
         fields = line.rstrip("\n").split("\t")
-        if len(fields) not in (NUM_COLUMNS, NUM_COLUMNS + 1):
-            raise DataError(f"expected {NUM_COLUMNS} columns, got {len(fields)}", path=path, line=line_number)
         try:
-            users.append(int(fields[USER]))
-            genders.append(-1 if fields[GENDER] == "null" else int(fields[GENDER]))
+            if len(fields) not in (NUM_COLUMNS, NUM_COLUMNS + 1):
+                raise ValueError(f"expected {NUM_COLUMNS} columns, got {len(fields)}")
+            user, gender = int(fields[USER]), -1 if fields[GENDER] == "null" else int(fields[GENDER])
             public, completion, age = (
                 0.0 if fields[i] == "null" else float(fields[i]) for i in (PUBLIC, COMPLETION, AGE)
             )
-            known = float(fields[AGE] not in ("null", "0"))
             dates = (_years(fields[REGISTRATION]), _years(fields[LAST_LOGIN]))
         except ValueError as error:
             raise DataError(str(error), path=path, line=line_number) from None
-        numbers.append((public, completion / 100, age / 100, known, *dates))
-        regions.append(fields[REGION].partition(",")[0].strip())
-        filled.append(bytes(field not in ("null", "") for field in fields[8:NUM_COLUMNS]))
-    order = np.asarray(users, dtype=np.int64) - 1
-    n = len(order)
-    if n == 0 or not np.array_equal(np.sort(order), np.arange(n)):
+        numbers = (public, completion / 100, age / 100, float(fields[AGE] not in ("null", "0")), *dates)
+        filled = bytes(field not in ("null", "") for field in fields[8:NUM_COLUMNS])
+        rows.append((user, gender, numbers, fields[REGION].partition(",")[0].strip(), filled))
+    rows.sort()
+    n = len(rows)
+    if n == 0 or [row[0] for row in rows] != list(range(1, n + 1)):
         raise DataError(f"the {n} users must be numbered 1 to {n}, each once", path=path, column="user_id")
-    flags = np.frombuffer(b"".join(filled), dtype=np.uint8).reshape(n, NUM_TEXTS)
-    x = np.concatenate([np.asarray(numbers, dtype=np.float32), _one_hot_regions(regions), flags], axis=1)
-    by_user, y = np.empty_like(x, dtype=np.float32), np.empty(n, dtype=np.int8)
-    by_user[order], y[order] = x, genders
-    return by_user, y
+    _, genders, table, regions, texts = zip(*rows, strict=True)
+    flags = np.frombuffer(b"".join(texts), dtype=np.uint8).reshape(n, NUM_TEXTS)
+    x = np.concatenate([np.asarray(table, dtype=np.float32), _one_hot_regions(regions), flags], axis=1)
+    return x, np.asarray(genders, dtype=np.int8)
 
 
-def _one_hot_regions(regions: list[str]) -> Array:
+def _one_hot_regions(regions: Sequence[str]) -> Array:
     """A column for each of the most frequent regions (eight in the country, two abroad), one for others."""
     names, code, count = np.unique(np.asarray(regions), return_inverse=True, return_counts=True)
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[np.lexsort((names, -count))] = np.arange(len(names))
-    columns: Array = common.one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray()
-    return columns
+    rank = np.lexsort((names, -count)).argsort()
+    return np.asarray(common.one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray())
 
 
 def _years(text: str) -> float:
@@ -168,24 +159,17 @@ class Proteins(Reader):
     self_loops: bool = True
 
     def task(self, content: Any) -> Task:
-        y = torch.from_numpy(content["y"]).float()
+        x, y = torch.from_numpy(content["x"]), torch.from_numpy(content["y"]).float()
         loops = "self-loops added" if self.self_loops else "no self-loops"
         split = index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test")))
-        return self.make_task(
-            torch.from_numpy(content["x"]),
-            y,
-            ((split,), "species: OGB's split"),
-            "features are means of the scores of edges",
-            f"edges undirected, {loops}",
-            "ROC-AUC",
-            problem="multilabel",
-            edge_index=undirected(content["edge_index"], len(y), self.self_loops),
-        )
+        said = ("features are means of the scores of edges", f"edges undirected, {loops}", "ROC-AUC")
+        edge_index = undirected(content["edge_index"], len(y), self.self_loops)
+        splits = (split,), "species: OGB's split"
+        return self.make_task(x, y, splits, *said, problem="multilabel", edge_index=edge_index)
 
     def read(self, found: Found) -> Arrays:
         num_nodes, num_edges = (int(_table(found, f"raw/num-{kind}-list.csv.gz")[0, 0]) for kind in ("node", "edge"))
-        edges: list[Array] = [np.empty((2, 0), dtype=np.int32)]
-        seen = 0
+        edges, seen = [np.empty((2, 0), dtype=np.int32)], 0
         total, degree = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes)
         listed, scored = (_place(found, f"raw/{name}.csv.gz") for name in ("edge", "edge-feat"))
         with _unpacked(listed) as pairs, _unpacked(scored) as scores:

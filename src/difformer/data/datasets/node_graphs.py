@@ -1,10 +1,9 @@
-"""Graphs whose nodes are classified, published as one file each.
+"""Other graphs whose nodes are classified.
 
 Edges lose direction, duplicates and self-loops, then every node gets a self-loop.
 
 * Chameleon, Squirrel and Actor: neighbours tend to differ. The first two are Wikipedia's pages on one subject, by
-  traffic; the filtered ones lack the duplicated nodes that let test labels leak into training. Features are divided by
-  their row's sum.
+  traffic; the filtered ones lack the duplicated nodes that let test labels leak into training.
 * Roman-empire, Amazon-ratings, Minesweeper, Tolokers and Questions (Platonov et al., "A critical look at the evaluation
   of GNNs under heterophily", 2023).
 * Amazon's goods bought together and Microsoft's co-authors: counts of words become 0 and 1, rows are divided by their
@@ -26,13 +25,19 @@ import numpy as np
 import torch
 from scipy import sparse as sp
 
-from difformer.data.archives import read_mat, read_npz, read_zip
+from difformer.data.archives import read_mat, read_members, read_npz
 from difformer.data.datasets import common
-from difformer.data.datasets.common import Arrays, GraphReader, SeededReader
-from difformer.data.errors import DataError
+from difformer.data.datasets.common import Arrays, GraphReader, SeededReader, csr_arrays
 from difformer.data.lookup import Found
-from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
+from difformer.data.split import (
+    Split,
+    index_split,
+    masks_split,
+    per_class_split,
+    random_split,
+)
 from difformer.data.task import Task
+from difformer.errors import DataError
 
 GENDER = 1  # column of the profile
 
@@ -88,21 +93,19 @@ class GnnBenchmark(SeededReader, GraphReader):
     def task(self, content: Any) -> Task:
         words, y = content["x"], content["y"]
         words.data = (words.data > 0).astype(np.float32)
+
+        def twenty_thirty(s: int) -> Split:
+            first = per_class_split(y, per_class=20, num_valid=0, num_test=None, seed=s)
+            second = per_class_split(y, per_class=30, num_valid=0, num_test=None, seed=s, exclude=first.train)
+            return Split(f"20/30/seed={s}", first.train, second.train, second.test)
+
         if self.protocol == "20/30":
             said = "20/30: 20 labels per class, 30 per class for validation, the rest test"
-            splits = self.draw(lambda s: _twenty_thirty(y, s), said)
+            splits = self.draw(twenty_thirty, said)
         else:
             splits = self.shares(y, self.protocol, "60/20/20: random shares of all nodes")
         graph = {**content, "x": common.row_normalised(words)}
         return self.node_task(graph, splits, steps="features 0 or 1, then rows sum to one")
-
-
-def _twenty_thirty(labels: Any, seed: int) -> Split:
-    """20 per class to train and 30 per class to valid: two draws, the second from what the first left."""
-    y = torch.from_numpy(labels)
-    first = per_class_split(y, per_class=20, num_valid=0, num_test=None, seed=seed)
-    second = per_class_split(y, per_class=30, num_valid=0, num_test=None, seed=seed, exclude=first.train)
-    return Split(f"20/30/seed={seed}", first.train, second.train, second.test)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,7 @@ class DeezerEurope(SeededReader, GraphReader):
     def read(self, found: Found) -> Arrays:
         """``deezer_europe.zip``: edges and targets as CSV with a header, artists as JSON, a list per user."""
         names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
-        *tables, features = read_zip(found.path, names).values()
+        *tables, features = read_members(found.path, names).values()
         edges, target = (np.loadtxt(io.BytesIO(t), np.int64, delimiter=",", skiprows=1, ndmin=2) for t in tables)
         liked = json.loads(features)
         if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
@@ -163,7 +166,7 @@ class DeezerEurope(SeededReader, GraphReader):
         x = sp.csr_matrix((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=shape)
         x.sum_duplicates()
         x.data[:] = 1
-        return {**common.csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
+        return {**csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
 
     def task(self, content: Any) -> Task:
         splits = self.shares(content["y"], self.protocol, "50/25/25: random shares")

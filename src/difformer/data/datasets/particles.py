@@ -7,9 +7,9 @@ SynMol: molecules, one point per atom, with type and position; positive where bo
     carbonyl            [CX3]=O                        a carbon with three neighbours, doubly bonded to an oxygen
     unbranched alkane   [R0;D2,D1][R0;D2][R0;D2,D1]    three atoms in a row, none in a ring, none with a branch
 
-The second pattern is the one the data was labelled with, and wider than its name: it does not ask for carbons. Atoms
-are the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
-and the MMFF94 force field.
+The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are the
+heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry and the
+MMFF94 force field.
 
 Every point gets edges from its five nearest, itself counted: nearest in space for atoms, nearest in direction as seen
 from the collision for hits. Protocols: ``"paper"``, random 10/10/80, atom types one-hot; ``"lri"``, the shares
@@ -33,18 +33,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.archives import read_npz, read_zip
+from difformer.data.archives import read_members, read_npz
 from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
 from difformer.data.datasets.pickles import read_tensors
-from difformer.data.errors import DataError, require
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found
 from difformer.data.sparse_features import segments
 from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
+from difformer.errors import DataError, require
 
 LRI_VALID, LRI_SEED = 1000, 42
-METRIC = "ROC-AUC over all graphs of a part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,6 @@ class PointSetReader(Reader):
         seed: Seed of the first split; by default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.
         knn: Nearest points a point is joined to, itself counted.
-        positions: Whether positions are features too.
     """
 
     protocol: str = "paper"
@@ -65,18 +63,21 @@ class PointSetReader(Reader):
     seed: int | None = None
     graph: str | None = "knn"
     knn: int = 5
-    positions: bool = True
 
     def splits(self, y: Tensor, published: Callable[[int], Split], called: str) -> Splits:
         """Random 10/10/80 for ``"paper"``; otherwise those of `published`, which the protocol calls `called`."""
-        paper = self.protocol == "paper"
-        if paper:
-            published, called = lambda s: fraction_split(y, protocol="10/10/80", seed=s), "random 10/10/80"
-        seed = self.seed if self.seed is not None else 0 if paper else LRI_SEED
-        return seeded(published, self.num_splits, seed, f"{self.protocol}: {called}")
+        make, first, said = published, LRI_SEED, called
+        if self.protocol == "paper":
+            make, first, said = lambda s: fraction_split(y, protocol="10/10/80", seed=s), 0, "random 10/10/80"
+        return seeded(make, self.num_splits, first if self.seed is None else self.seed, f"{self.protocol}: {said}")
 
     def nearest(self, points: Tensor, node_ptr: Tensor) -> Tensor:
         return knn_graph(points, self.knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
+
+    def sets_task(self, x: Tensor, pos: Tensor, y: Tensor, splits: Splits, *said: str, **parts: Any) -> Task:
+        """A task of one yes-or-no answer per set; positions are features too."""
+        x, y, said = torch.cat([x, pos], dim=1), y[:, None].float(), (*said, "ROC-AUC over all graphs of a part")
+        return self.make_task(x, y, splits, *said, problem="multilabel", **parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +92,15 @@ class SynMol(PointSetReader):
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
-        table, split = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz")).values()
+        table, split = read_members(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz")).values()
         published = read_npz(io.BytesIO(split), ("train_index", "test_index"))
         built = build_synmol(read_smiles(table.decode(), found.path), workers=os.cpu_count() or 1)
         index = {key: np.asarray(part, dtype=np.int64).ravel() for key, part in published.items()}
         return {**built, "atom_names": np.array(ATOM_NAMES), **index}
 
     def task(self, content: Any) -> Task:
-        kept = torch.from_numpy(np.flatnonzero(content["has_pos"]))
+        placed = content["has_pos"].astype(bool)
+        kept = torch.from_numpy(np.flatnonzero(placed))
         rows, node_ptr = segments(torch.from_numpy(content["node_ptr"]), kept)
         pos = torch.from_numpy(content["pos"][rows].astype(np.float32))
         x = torch.from_numpy(content["atom_type"][rows].astype(np.int64))
@@ -108,33 +110,24 @@ class SynMol(PointSetReader):
             columns, edge_ptr = segments(torch.from_numpy(content["edge_ptr"]), kept)
             shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
             edge_index = torch.from_numpy(content["edge_index"][:, columns].astype(np.int64)) + shift
-        count = len(content["y"])
-        new_number = np.full(count, -1)
-        new_number[kept] = np.arange(len(kept))
+        new_number = np.cumsum(placed) - 1
 
         def published(s: int) -> Split:
             others = content["train_index"][shuffled(len(content["train_index"]), s)]
-            parts = (new_number[p] for p in (others[:-LRI_VALID], others[-LRI_VALID:], content["test_index"]))
-            return index_split(f"lri/seed={s}", *(part[part >= 0] for part in parts))
+            parts = (others[:-LRI_VALID], others[-LRI_VALID:], content["test_index"])
+            return index_split(f"lri/seed={s}", *(new_number[part[placed[part]]] for part in parts))
 
         y = torch.from_numpy(content["y"].astype(np.int64))[kept]
         code = self.protocol == "public-code"
         types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
         graphs = {"knn": f"{self.knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}
-        return self.make_task(
-            torch.cat([types, *[pos] * self.positions], dim=1),
-            y[:, None].float(),
-            self.splits(y, published, "LRI's split"),
-            "atom type as a number" if code else "atom types one-hot",
-            *["positions in Å"] * self.positions,
-            graphs[self.graph],
-            METRIC,
-            problem="multilabel",
-            edge_index=edge_index,
-            node_ptr=node_ptr,
-            feature_names=(*(["atom type"] if code else names), *["x", "y", "z"] * self.positions),
-            notes=(f"{count - len(kept)} molecules without positions are left out.",) * (len(kept) < count),
-        )
+        splits = self.splits(y, published, "LRI's split")
+        said = ("atom type as a number" if code else "atom types one-hot", "positions in Å", graphs[self.graph])
+        parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr}
+        parts["feature_names"] = (*(["atom type"] if code else names), "x", "y", "z")
+        gone = len(placed) - len(kept)
+        parts["notes"] = (f"{gone} molecules without positions are left out.",) if gone else ()
+        return self.sets_task(types, pos, y, splits, *said, **parts)
 
 
 ATOM_NAMES = ("C", "N", "O", "S", "F", "P", "Cl", "Br", "Na", "Ca", "I", "B", "H", "*")  # the last: any other element
@@ -202,32 +195,26 @@ def place_atoms(mol: Any) -> Array:
     if status != 0:
         warnings.warn(f"a molecule: the force field had not converged after {STEPS} steps", stacklevel=2)
     # Added hydrogens come after the atoms of the SMILES, which are the first n rows, in their order.
-    pos: Array = full.GetConformer().GetPositions()[: mol.GetNumAtoms()].astype(np.float32)
-    return pos
+    return np.asarray(full.GetConformer().GetPositions()[: mol.GetNumAtoms()], dtype=np.float32)
 
 
-COLUMNS = ("tt", "tpx", "tpy", "tpz", "te", "deltapx", "deltapy", "deltapz", "deltae")
-POSITION = ("tx", "ty", "tz")
+NUM_VALUES = 9  # of a hit, beside its position
+COLUMNS = ("tt", "tpx", "tpy", "tpz", "te", "deltapx", "deltapy", "deltapz", "deltae", "tx", "ty", "tz")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActsTrack(PointSetReader):
-    """Tracks in a detector.
+    """Tracks in a detector."""
 
-    Args:
-        source: ``"processed"``, the published choice of ten tracks per event; ``"auto"`` means the same.
-    """
-
-    source: str = "processed"
-    choices = (("graph", ("knn", None)), ("source", ("processed", "auto")))
+    choices = (("graph", ("knn", None)),)
 
     def read(self, found: Found) -> Arrays:
         inside = found.form == "processed"
-        file = read_zip(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
+        file = read_members(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
         data, slices, *_ = read_tensors(file)
         x, pos = data["x"], data["pos"]
-        if x.shape[1] != len(COLUMNS) or pos.shape != (len(x), 3):
-            problem = f"expected {len(COLUMNS)} features and 3 coordinates per hit, got {x.shape} and {pos.shape}"
+        if x.shape[1] != NUM_VALUES or pos.shape != (len(x), 3):
+            problem = f"expected {NUM_VALUES} features and 3 coordinates per hit, got {x.shape} and {pos.shape}"
             raise DataError(problem, path=found.path)
         return {"x": x, "pos": pos, "y": data["y"].ravel().astype(np.int64), "node_ptr": slices["x"].astype(np.int64)}
 
@@ -240,16 +227,9 @@ class ActsTrack(PointSetReader):
             return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
 
         near = self.graph == "knn"
-        return self.make_task(
-            torch.cat([x, *[pos] * self.positions], dim=1),
-            y[:, None].float(),
-            self.splits(y, published, "random 70/15/15 as in LRI"),
-            "features of hits as published (processed files)",
-            *["with positions"] * self.positions,
-            f"{self.knn} nearest hits in direction (self counted)" if near else "no graph",
-            METRIC,
-            problem="multilabel",
-            edge_index=self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None,
-            node_ptr=node_ptr,
-            feature_names=(*COLUMNS, *POSITION * self.positions),
-        )
+        graph = f"{self.knn} nearest hits in direction (self counted)" if near else "no graph"
+        said = ("features of hits as published (processed files)", "with positions", graph)
+        edge_index = self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None
+        splits = self.splits(y, published, "random 70/15/15 as in LRI")
+        parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr, "feature_names": COLUMNS}
+        return self.sets_task(x, pos, y, splits, *said, **parts)

@@ -19,9 +19,9 @@ import io
 import math
 import pickletools
 import re
-import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,8 @@ import numpy as np
 from scipy import sparse
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DAMAGE, DataError
 from difformer.data.sparse_features import checked_csr
+from difformer.errors import DAMAGE, DataError
 
 Array = np.ndarray[Any, Any]
 
@@ -59,32 +59,25 @@ class _Unfinished:
 
 def read_tensors(content: bytes) -> Any:
     """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
-            members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
-            if "constants.pkl" in members:
-                raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
-            if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
-                raise DataError("holds tensors of the other byte order; save it on a little-endian machine")
+    with _readable("a file of tensors"), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
+        members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
+        if "constants.pkl" in members:
+            raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
+        if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+            raise DataError("holds tensors of the other byte order; save it on a little-endian machine")
+        storages: dict[tuple[str, str], Array] = {}  # tensors may share one
 
-            storages: dict[tuple[str, str], Array] = {}  # tensors may share one
+        def storage(identity: Any) -> Array:
+            kind, word, key, _, count = identity
+            usual = kind == "storage" and isinstance(word, _Word) and word.name in _STORAGES
+            _allow(usual, "asks for an unusual storage")
+            place = (_STORAGES[word.name], members[f"data/{key}"])
+            if place not in storages or len(storages[place]) != count:
+                storages[place] = _filled(archive.read(place[1]), np.dtype(f"<{place[0]}"), (count,), False)
+            return storages[place]
 
-            def storage(identity: Any) -> Array:
-                kind, word, key, _, count = identity
-                usual = kind == "storage" and isinstance(word, _Word) and word.name in _STORAGES
-                _allow(usual, "asks for an unusual storage")
-                place = (_STORAGES[word.name], members[f"data/{key}"])
-                if place not in storages or len(storages[place]) != count:
-                    storages[place] = _filled(archive.read(place[1]), np.dtype(f"<{place[0]}"), (count,), False)
-                return storages[place]
-
-            return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
-    # A reference to a storage may be anything; zipfile raises RuntimeError for an encrypted member.
-    except (*DAMAGE, ValueError, LookupError, TypeError, RuntimeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"is not a file of tensors that can be read ({type(error).__name__}: {error})") from error
+        return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
 
 
 def read_pickle(content: bytes, *, persistent: Callable[[Any], Any] | None = None) -> Any:
@@ -95,14 +88,21 @@ def read_pickle(content: bytes, *, persistent: Callable[[Any], Any] | None = Non
     Raises:
         DataError: If the pickle is damaged, or holds or calls anything that is not listed above.
     """
-    try:
+    with _readable("a pickle"):
         value = _run(content, persistent)
         _check_finished(value)
+    return value
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Whatever damaged content raises becomes a `DataError`; zipfile has RuntimeError for an encrypted member."""
+    try:
+        yield
     except DataError:
         raise
-    except (ValueError, LookupError, OverflowError, TypeError, RecursionError, MemoryError, struct.error) as error:
-        raise DataError(f"is not a pickle that can be read ({type(error).__name__}: {error})") from error
-    return value
+    except (*DAMAGE, ValueError, LookupError, TypeError, RuntimeError, MemoryError) as error:
+        raise DataError(f"is not {what} that can be read ({type(error).__name__}: {error})") from error
 
 
 def _allow(known: bool, what: str) -> None:
@@ -151,7 +151,9 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             _allow(small, "holds a whole number of more than 64 bits")
             stack.append(argument)
         elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name]())
+            stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            stack.append(_EMPTY[name]())
         elif name == "STOP":
             return stack.pop()
         elif name == "MARK":
@@ -171,8 +173,7 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             top(list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = since_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            pairs = zip(items[::2], items[1::2], strict=True)
-            top(dict).update({_key(key): value for key, value in pairs})
+            top(dict).update((_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
             _allow(argument in _WORDS, f"asks for {argument.replace(' ', '.')}")
             stack.append(_WORDS[argument])
@@ -195,8 +196,8 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             push(finished)
         elif name == "BINPERSID" and persistent is not None:
             stack.append(persistent(stack.pop()))
-        elif name != "PROTO":
-            _allow(False, f"holds the opcode {name}")
+        else:
+            _allow(name == "PROTO", f"holds the opcode {name}")
     raise ValueError("it has no end")
 
 
@@ -208,10 +209,8 @@ def _key(value: Any) -> Any:
 
 
 _LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE")
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-    **{"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False},
-    **{"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict},
-}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 
 
 def _raw(value: Any) -> bytes:
@@ -230,10 +229,9 @@ def _new_dtype(code: Any, *_: Any) -> _Unfinished:
     known = isinstance(code, str) and bool(re.fullmatch(r"[biuf][1248]", code))
     _allow(known, f"makes an array of dtype {str(code)[:20]!r}")
 
-    def build(state: Any) -> Any:
-        """``(version, byte order, subtype, names, fields, …)``: None where the dtype is plain, as here it must be."""
+    def build(state: Any) -> Any:  # version, byte order, subtype, names, fields, …: None where the dtype is plain
         usual = isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")
-        _allow(usual and all(part is None for part in state[2:5]), "makes a dtype with fields, or in an unusual way")
+        _allow(usual and state[2:5] == (None, None, None), "makes a dtype with fields, or in an unusual way")
         return np.dtype(code).newbyteorder(state[1])
 
     return _Unfinished(build)
@@ -261,10 +259,10 @@ def _scalar(dtype: Any, raw: Any) -> Any:
 def _csr(state: Any) -> Any:
     _allow(isinstance(state, dict), "fills a matrix in an unusual way")
     shape = state.get("_shape", state.get("shape"))
-    data, indices, ptr = parts = [state.get(key) for key in ("data", "indices", "indptr")]
+    parts = [state.get(key) for key in ("data", "indices", "indptr")]
     shaped = isinstance(shape, tuple) and len(shape) == 2 and all(type(n) is int for n in shape)
     _allow(shaped and all(isinstance(part, np.ndarray) for part in parts), "makes a matrix without arrays or shape")
-    return checked_csr(data, indices, ptr, shape)
+    return checked_csr(parts[0], parts[1], parts[2], shape)
 
 
 def _dict(*factory: Any) -> dict[Any, Any]:
@@ -322,11 +320,10 @@ _WORDS = {
 
 def _check_finished(value: Any) -> None:
     """Nothing but data may come out, at any depth."""
-    plain = (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix)
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()
-        if isinstance(item, plain) or id(item) in seen:
+        if isinstance(item, (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix)) or id(item) in seen:
             continue
         _allow(isinstance(item, (list, tuple, dict)), "holds something that is not data")
         seen.add(id(item))

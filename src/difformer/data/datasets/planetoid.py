@@ -22,10 +22,10 @@ from scipy import sparse as sp
 
 from difformer.data.datasets.common import Arrays, GraphReader, Splits, csr_arrays, seeded
 from difformer.data.datasets.pickles import read_pickle
-from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.split import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
+from difformer.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Planetoid(GraphReader):
     """One of the three citation graphs.
 
     Args:
-        protocol: ``"random"`` (seeded splits), ``"authors"`` (their one split), ``"public"`` or ``"public-code"``.
+        protocol: ``"random"`` (seeded splits), ``"authors"`` (the one split, seed 123, of their figures), ``"public"``
+            (published with the data) or ``"public-code"`` (drawn as the authors' code does; the first is theirs).
         num_splits: Number of splits of ``"random"`` and ``"public-code"``: 10 and 1 by default.
         seed: Seed of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
         features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,20 +26,19 @@ import torch
 from torch import Tensor
 
 from difformer.data.datasets.common import Array, Reader
-from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.split import time_split
 from difformer.data.task import Task
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 
 class Series(NamedTuple):
-    """A series as published: counts ``[T, N]``, edges ``[2, E]``, one per moment or one for all, weights likewise."""
+    """A series as published."""
 
-    values: Array
-    edges: list[Array]
-    weights: list[Array] | None
-    names: tuple[str, ...] = ()
+    values: Array  # counts [T, N]
+    edges: Sequence[Array]  # [2, E], one per moment or one for all
+    weights: Sequence[Array] = ()  # [E], likewise; empty where every weight is one
+    names: tuple[str, ...] = ()  # of the nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +54,16 @@ class SeriesReader(Reader):
     lags: int = 4
 
     def content(self, found: Found) -> Series:
-        content = json.loads(found.path.read_text(encoding="utf-8"))
-        series = self.series(content)
+        series = self.series(json.loads(found.path.read_text(encoding="utf-8")))
         moments, nodes = series.values.shape if series.values.ndim == 2 else (0, 0)
         if moments == 0 or not np.isfinite(series.values).all():
             raise DataError("counts must be a table of numbers, one row per moment", path=found.path)
         for number, edges in enumerate(series.edges):
             if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
                 raise DataError(f"graph {number} names nodes {edges.min()} … {edges.max()}; there are 0 … {nodes - 1}")
-            weight = None if series.weights is None else series.weights[number]
-            if weight is not None and (weight.shape != edges.shape[1:] or not np.isfinite(weight).all()):
-                raise DataError(f"graph {number}: {edges.shape[1]} edges, but not as many finite weights")
+            for weight in series.weights[number : number + 1]:
+                if weight.shape != edges.shape[1:] or not np.isfinite(weight).all():
+                    raise DataError(f"graph {number}: {edges.shape[1]} edges, but not as many finite weights")
         return series
 
     def series(self, content: Any) -> Series:
@@ -84,8 +83,8 @@ class SeriesReader(Reader):
         notes = (f"{still} nodes do not change in what they are standardised by; they are shifted only.",) * bool(still)
         first = lags - 1 if getattr(self, "graph_day", "first") == "last" else 0
 
-        def per_snapshot(parts: list[Array] | None) -> Tensor | tuple[Tensor, ...] | None:
-            tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts or ()]
+        def per_snapshot(parts: Sequence[Array]) -> Tensor | tuple[Tensor, ...] | None:
+            tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
             return tuple(tensors[first : first + moments - lags]) if len(tensors) > 1 else tensors[0] if parts else None
 
         said = f"{self.protocol}: {lags} lags, split 2:2:6 in time order, standardised by node over {whence}"
@@ -108,7 +107,7 @@ class Chickenpox(SeriesReader):
     """Weekly cases of chickenpox in the 20 counties of Hungary, 2005 to 2015."""
 
     def series(self, content: Any) -> Series:
-        return Series(_numbers(_part(content, "FX")), [_edges(content)], None, _names(_part(content, "node_ids")))
+        return Series(_numbers(_part(content, "FX")), [_edges(content)], names=_names(_part(content, "node_ids")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +170,6 @@ def _moments(content: Any) -> int:
     return count
 
 
-def _names(numbers: Any) -> tuple[str, ...]:
-    """Names of the nodes in the order of their numbers."""
-    if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
-        raise DataError("node_ids must give every node a whole number")
-    return tuple(sorted(numbers, key=numbers.__getitem__))
-
-
 def _numbers(values: Any, dtype: Any = np.float64) -> Array:
     try:
         return np.asarray(values, dtype=dtype)
@@ -186,7 +178,17 @@ def _numbers(values: Any, dtype: Any = np.float64) -> Array:
 
 
 def _edges(content: Any, key: str = "edges") -> Array:
-    return _numbers(_part(content, key), np.int64).reshape(-1, 2).T
+    pairs = _numbers(_part(content, key), np.int64)
+    if pairs.size % 2:
+        raise DataError(f"{key}: expected pairs of nodes, got {pairs.size} numbers")
+    return pairs.reshape(-1, 2).T
+
+
+def _names(numbers: Any) -> tuple[str, ...]:
+    """Names of the nodes in the order of their numbers."""
+    if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
+        raise DataError("node_ids must give every node a whole number")
+    return tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def _train_rows(num_moments: int, lags: int) -> int:

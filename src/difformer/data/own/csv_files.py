@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from difformer.data.archives import check_size, limit
-from difformer.data.errors import DataError, in_file
 from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError, in_file
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
-SAMPLE_LINES = 50  # by which the delimiter is found
-SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
+SAMPLE_LINES = 50  # to find the delimiter
+SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # to tell columns of numbers from columns of text
 CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
-NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
-
+ARRAY_ENDINGS, PYG_ENDINGS = (".npz", ".npy"), (".pt", ".pth")
+NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", ".feather", ".h5", ".hdf5", ".zip")
 
 _SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 
@@ -40,7 +39,7 @@ Role = Literal["features", "labels", "edges"]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is written; None means: find out."""
+    """How a text file is written; None means to find out."""
 
     delimiter: str | None = None  # between cells; " " is any run of spaces and tabs
     header: bool | None = None  # whether the first row names the columns
@@ -62,7 +61,7 @@ class TextFormat:
             raise UserError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
 
     def pointed(self, cell: str) -> str:
-        """A cell without spaces around it; a number with its decimal sign as a point."""
+        """A cell without spaces around it, and with a decimal point if it is a number."""
         cell = cell.strip()
         if self.decimal == "." or "," not in cell:
             return cell
@@ -76,10 +75,10 @@ DECIMAL_COMMA = TextFormat(decimal=",")
 def lines_of(
     path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
 ) -> Iterator[str]:
-    """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
+    """The lines of a text file, unpacked if it ends in ``.gz``; it is read once, so it may be a pipe.
 
-    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the
-    limit is refused.
+    The default `encoding` is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the limit
+    is refused.
     """
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
@@ -112,7 +111,7 @@ def open_table(
 ) -> Table:
     """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
 
-    `ids` are those of the nodes, by which the header of labels and edges is recognised. Among labels, a blank line in a
+    `ids` are those of the nodes; they tell a header of labels and edges from a row. Among labels, a blank line in a
     table of one column is an empty cell (but not at the end).
     """
     suffix = Path(path).suffix.lower()
@@ -120,7 +119,7 @@ def open_table(
         if Path(path).is_dir():
             raise DataError("is a folder, expected a file")
         if suffix in NOT_TEXT:
-            hint = "; what PyG has saved, load with torch and pass to from_pyg" if suffix in (".pt", ".pth") else ""
+            hint = "; load what PyG has saved with torch, and pass it to from_pyg" if suffix in PYG_ENDINGS else ""
             raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}")
         if not Path(path).exists():
             raise FileNotFoundError(f"no file at {os.fspath(path)}")
@@ -140,7 +139,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
         above.append(text)
     sample = [first, *islice(lines, SAMPLE_LINES)]
     zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
-    if zeros is not None:  # text has none; with the wrong encoding it seems to
+    if zeros is not None:  # text has no zero bytes; with the wrong encoding it seems to
         remedy = "pass encoding=utf-16-le or encoding=utf-16-be, or save it as UTF-8"
         raise DataError(f"holds zero bytes: it is not text, or text in UTF-16 without a mark; {remedy}", line=zeros)
     spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
@@ -176,10 +175,10 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
         raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", line=line_of_first)
     seen: dict[str, int] = {}
     for i, column in enumerate(names[:width]):
-        if not column and i:
-            raise DataError("the header leaves this column without a name", line=line_of_names, column=i + 1)
-        if (other := seen.setdefault(column, i)) != i:
+        other = seen.setdefault(column, i)
+        if other != i or (i and not column):
             problem = f"the name {column!r} is already that of column {other + 1}; names must differ"
+            problem = problem if column else "the header leaves this column without a name"
             raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
@@ -226,9 +225,9 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
-    """The delimiter by which most lines have as many cells as the first, and more than one.
+    """The delimiter that gives most lines as many cells as the first, and more than one.
 
-    With `spaces`, blanks are one if some column then holds numbers alone: names have blanks in them.
+    With `spaces`, blanks may separate cells if some column then holds only numbers: names contain blanks.
     """
     full = [line for line in lines if line.strip()]
     spaced = zip(*(line.split() for line in full[1:] or full), strict=False)
@@ -243,7 +242,7 @@ def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of a line by itself; none if it cannot be one."""
+    """The cells of a single line; none if it cannot be split."""
     try:
         return next((cells for _, cells in _rows_of("", iter([line]), delimiter, 0, strict=False)), [])
     except DataError:
@@ -269,11 +268,11 @@ def looks_like_header(
 ) -> bool:
     """Whether the first row of a table names its columns.
 
-    With `ids`, those of the nodes, the row does not if its first cells are ids, and does if only those of the next row
-    are. Otherwise it does
+    If `ids` of nodes are given, it does not if its first cells are ids, and does if only those of the next row are.
+    Otherwise it does
 
-    - if its first cell alone is empty: an index that a program wrote without a name;
-    - if features are read and it reads 0, 1, 2, … over at least three columns, as frames without names are written;
+    - if only its first cell is empty: an index without a name;
+    - if features are read and it reads 0, 1, 2, … over at least three columns: a frame without names;
     - if a cell is not a number and the one below is; 1,5 counts as a number, whatever the decimal sign;
     - if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``.
     """

@@ -17,34 +17,17 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npy, read_npz
-from difformer.data.errors import DAMAGE, DataError, in_file, listed
-from difformer.data.own.csv_files import DELIMITERS, TextFormat, open_table
+from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import (
-    LABEL_NAMES,
-    SPLIT_NAMES,
-    Column,
-    Ids,
-    Path_,
-    Table,
-    Values,
-    canonical_id,
-    frame_table,
-    index_of_ids,
-    is_pandas,
-    names_ids,
-    number,
-)
+from difformer.data.own.table import Column, Path_, Table, Values, canonical_id, frame_table, index_of_ids, number
 from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
-from difformer.data.split import Split, index_split, masks_split
-from difformer.errors import did_you_mean
+from difformer.errors import DAMAGE, DataError, did_you_mean, in_file, listed
 
 PART_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), "train"),
     **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
     **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
 }
-ARRAY_ENDINGS = (".npz", ".npy")
 # What the arrays of an NPZ file are called; the first name found counts.
 ARRAY_NAMES = {
     "x": ("x", "X", "features", "node_features", "feat"),
@@ -58,7 +41,6 @@ ARRAY_NAMES = {
 SPARSE_PARTS = ("data", "indices", "indptr", "shape")
 SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
 SPLIT_ARRAYS = frozenset(f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS)
-SET_ASIDE = "pass splits= to set them aside"
 ROWS = (list, tuple, np.ndarray, Tensor)
 
 
@@ -70,13 +52,11 @@ class Roles:
     guessed: bool = False  # whether ids were found by their looks alone: a first column of texts
     labels: Sequence[int] = ()
     split: int | None = None
-    features: Sequence[int] = ()
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rows of features, and what else their file holds."""
+    """Rows of features, and what else is in their file."""
 
     x: Tensor  # [N, F], dense or CSR
     names: tuple[str, ...] = ()  # of the columns, if they have names
@@ -90,89 +70,93 @@ class Features:
     arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
 
     @property
-    def index(self) -> Ids | None:
+    def index(self) -> dict[str, int] | None:
         """Row of every id, if rows have ids."""
         return index_of_ids(self.ids, self.table, self.roles.ids) if self.ids else None
 
 
-def column_roles(
-    table: Table,
-    *,
-    ids: Column | bool | None = None,
-    label_columns: Column | Sequence[Column] | None = None,
-    labels_here: bool = False,
-    split_column: Column | None = None,
-    drop: Column | Sequence[Column] = (),
-    wanted: Sequence[str] = (),
-    id_name: str | None = None,
-) -> Roles:
-    """What each column is; what is None is found by the usual names.
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What the caller says about the columns of a table; None means to find them by their usual names."""
 
-    `ids` is True for the first column and False for none. `labels_here` says that the labels must be in this table.
-    `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
-    unless `ids` is False.
-    """
+    ids: Column | bool | None = None  # True for the first column, False for none
+    id_name: str | None = None  # the column of this name holds the ids wherever it is, unless `ids` is False
+    label_columns: Column | Sequence[Column] | None = None
+    labels_here: bool = False  # the labels must be in this table
+    split_column: Column | None = None
+    drop: Column | Sequence[Column] = ()
+    wanted: Sequence[str] = ()  # the features by name; others are left out
+    raw: bool = True  # texts, dates and gaps are encoded; otherwise features are numbers
+    standardize: bool = True
+    categories: Column | Sequence[Column] = ()
+    dates: Column | Sequence[Column] = ()
+    preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
+
+
+def column_roles(table: Table, chosen: Selection) -> tuple[Roles, list[int], list[str]]:
+    """The roles of columns, the positions of the features, and notes."""
+    wanted, label_columns, split_column = chosen.wanted, chosen.label_columns, chosen.split_column
     label_at = [] if label_columns is None else table.find_all(label_columns, "label_columns")
-    taken = {*table.find_all(drop, "drop"), *label_at}
+    taken = {*table.find_all(chosen.drop, "drop"), *label_at}
     at = {name: i for i, name in enumerate(table.names)} if table.named else {}
-    asked, notes = {at[name] for name in wanted if name in at}, []
-    id_at, guessed = _id_column(table, id_name if id_name in at and ids is not False else ids, taken | asked)
+    asked, notes = {at[name] for name in wanted if name in at}, list[str]()
+    named = chosen.id_name in at and chosen.ids is not False
+    id_at, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
     taken |= set() if id_at is None else {id_at}
     split_at = None if split_column is None else table.find(split_column, "split_column")
-    likely = [] if wanted else [i for i in table.named_like(SPLIT_NAMES) if i not in taken]
+    likely = [] if wanted else [i for i in table.named_like("split") if i not in taken]
     if split_column is None:
         split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
     taken |= set() if split_at is None else {split_at}
     reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
-    if labels_here and label_columns is None:
+    if chosen.labels_here and label_columns is None:
         label_at = _find_labels(table, taken)
         notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
     elif not wanted:
-        for i in table.named_like(LABEL_NAMES if labels_here else LABEL_NAMES - {"y"}):
-            reasons[i] = ", although its name is usual for labels; pass drop={} if it tells the answer"
-            if not labels_here and i not in taken:
-                problem = f"column {table.names[i]!r} looks like labels and would be used as a feature, while labels "
-                problem += f"come from elsewhere; pass drop={table.names[i]} or rename it"
-                raise DataError(problem, path=table.path, argument="drop")
+        named_labels = [i for i in table.named_like("labels") if i not in taken]
+        if chosen.labels_here:
+            hint = ", although its name is usual for labels; pass drop={} if it tells the answer"
+            reasons |= dict.fromkeys(named_labels, hint)
+        elif clear := [table.names[i] for i in named_labels if table.names[i].strip().lower() != "y"]:
+            problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
+            problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
+            raise DataError(problem, path=table.path, argument="drop")
     taken |= set(label_at)
-    for i, reason in reasons.items():
-        if i not in taken:
-            name = table.names[i]
-            notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
+    for name, reason in [(table.names[i], reason) for i, reason in reasons.items() if i not in taken]:
+        notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
     features = [i for i in range(len(table.names)) if i not in taken]
     if wanted and table.named:
         if absent := [name for name in wanted if name not in at]:
-            there = f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}"
-            problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; {there}"
+            problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
+            problem += f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}"
             raise DataError(problem, path=table.path)
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
         features = [at[name] for name in wanted]
-    return Roles(id_at, guessed, label_at, split_at, features, notes)
+    return Roles(id_at, guessed, label_at, split_at), features, notes
 
 
 def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tuple[int | None, bool]:
-    if ids is False:
-        return None, False
-    if ids is not None:
-        return (0 if ids is True else table.find(ids, "ids")), False
-    if stored := table.named_like({"__index_level_0__"}):
-        return stored[0], False
+    """Position of the column of ids, and whether it was guessed by its texts alone."""
+    if isinstance(ids, bool):
+        return 0 if ids else None, False
+    if ids is not None or "__index_level_0__" in table.names:
+        return table.find("__index_level_0__" if ids is None else ids, "ids"), False
     # A table of one column holds features, whatever they look like.
-    usual = table.named and names_ids(table.names[0])
+    usual = 0 in table.named_like("ids")
     if 0 in taken or len(table.names) < 2 or not (usual or table.textual[0]):
         return None, False
     return 0, not usual
 
 
 def _find_labels(table: Table, taken: set[int]) -> list[int]:
-    likely = [i for i in table.named_like(LABEL_NAMES) if i not in taken]
+    likely = [i for i in table.named_like("labels") if i not in taken]
     if len(likely) == 1:
         return likely
     last = len(table.names) - 1
     if not table.named and last > 0 and last not in taken and table.textual[last]:
         return [last]  # where data sets without a header usually have their class
-    which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
+    which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
     problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
     raise DataError(problem, path=table.path, argument="label_columns")
 
@@ -198,69 +182,53 @@ def read_features(
         path: CSV and relatives, Parquet, NPZ or NPY.
         columns: The columns wanted, in order: a task's ``feature_names``. Others are left out. A file without a header
             must have as many.
-        num_columns: How many there must be: a task's ``num_features``.
+        num_columns: The number of columns expected: a task's ``num_features``.
         preprocessing: A task's ``preprocessing``, if it has one: raw columns are read and encoded as in training, and
             `columns` and `num_columns` are ignored.
-        id_name: The name of the column of ids in training, see `id_column_name`; it is found wherever it is.
+        id_name: The name of the column of ids in training, see `id_column_name`; its position does not matter.
         ids, drop, header, delimiter, encoding, decimal, comment: See `from_files`.
 
     Raises:
         DataError: If the file is broken, or columns are absent; with file, line and column.
     """
+    chosen = Selection(ids=ids, id_name=id_name, drop=drop, raw=preprocessing is not None, preprocessing=preprocessing)
     format = TextFormat(delimiter, header, encoding, decimal, comment)
-    options: dict[str, Any] = {"ids": ids, "id_name": id_name, "drop": drop, "format": format}
-    if preprocessing is not None:
-        return load_features(path, preprocessing=preprocessing, raw=True, **options)
-    found = load_features(path, wanted=tuple(columns), **options)
+    found = load_features(path, chosen if chosen.raw else replace(chosen, wanted=tuple(columns)), format)
     expected = num_columns if num_columns is not None else len(columns) or None
-    if expected is not None and found.x.shape[1] != expected:
+    if preprocessing is None and expected not in (None, found.x.shape[1]):
         raise DataError(f"has {found.x.shape[1]} columns of features, expected {expected}", path=path)
     return found
 
 
-def load_features(path: Path_, *, format: TextFormat, **options: Any) -> Features:
-    """Features from any kind of file; for `options` see `select_features`."""
+def load_features(path: Path_, chosen: Selection, format: TextFormat) -> Features:
+    """Features from any kind of file."""
     suffix = Path(path).suffix.lower()
     if suffix in ARRAY_ENDINGS:
         return _features_in_arrays(path)
-    if suffix in (".pt", ".pth"):
+    if suffix in PYG_ENDINGS:
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
     table = open_table(path, format)
     if len(table.names) == 1:  # a wrong delimiter leaves another one in every cell
-        name, cell = table.names[0] if table.named else table.first[0], table.first[0]
+        cell = table.first[0]
+        name = table.names[0] if table.named else cell
         for sign in DELIMITERS:
             if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
                 problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
                 raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
-    return select_features(table, **options)
+    return select_features(table, chosen)
 
 
-def select_features(
-    table: Table,
-    *,
-    drop: Column | Sequence[Column] = (),
-    wanted: Sequence[str] = (),
-    raw: bool = False,
-    standardize: bool = True,
-    categories: Column | Sequence[Column] = (),
-    dates: Column | Sequence[Column] = (),
-    preprocessing: Preprocessing | None = None,
-    **options: Any,
-) -> Features:
-    """Features of a table, without its columns of labels, ids and split; for `options` see `column_roles`.
-
-    With `raw`, texts, dates and gaps are encoded, by a new preprocessing or by the given one; otherwise features are
-    numbers.
-    """
+def select_features(table: Table, chosen: Selection) -> Features:
+    """Features of a table, without its columns of labels, ids and split."""
+    raw, preprocessing = chosen.raw, chosen.preprocessing
     encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
     unused = {name for name, column in encodings.items() if column.kind == "left out"}
-    dropped = [i + 1 for i in table.find_all(drop, "drop")]
+    dropped = [i + 1 for i in table.find_all(chosen.drop, "drop")]
     dropped += [i + 1 for i, name in enumerate(table.names) if table.named and name in unused]
-    wanted = [name for name in encodings if name not in unused] or wanted
-    roles = column_roles(table, drop=dropped, wanted=wanted, **options)
-    features, notes = list(roles.features), list(roles.notes)
+    wanted = [name for name in encodings if name not in unused] or chosen.wanted
+    roles, features, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
     names = [table.names[i] for i in features]
-    forced = {"categories": table.find_all(categories, "categories"), "dates": table.find_all(dates, "dates")}
+    forced = {kind: table.find_all(getattr(chosen, kind), kind) for kind in ("categories", "dates")}
     if preprocessing is not None:
         if not table.named and len(features) != len(encodings):
             raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
@@ -272,7 +240,7 @@ def select_features(
     table.trained = bool(wanted)
     table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
     if roles.guessed:
-        cells, name = table.texts(0), table.names[0]
+        cells, name = table.cells[0], table.names[0]
         if raw and preprocessing is None and (len(set(cells)) != len(cells) or not all(cells)):
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
             features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
@@ -290,28 +258,21 @@ def select_features(
             notes += said
         elif len(numbers) < len(columns) or any(np.isnan(values).any() for values in numbers):
             named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
-            preprocessing = Preprocessing.fit(columns, standardize=standardize, **named)
+            preprocessing = Preprocessing.fit(columns, standardize=chosen.standardize, **named)
             x, _ = preprocessing.transform(dict(columns))
             notes += preprocessing.notes
         else:
             x = np.stack(numbers, 1).astype(np.float32)
-            notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(np.asarray(v)).max()) > LARGE]
-    return Features(
-        x=torch.from_numpy(x),
-        names=preprocessing.feature_names if preprocessing is not None else tuple(names) if table.named else (),
-        ids=() if roles.ids is None else tuple(canonical_id(cell) for cell in table.texts(roles.ids)),
-        path=table.path,
-        raw=columns,
-        preprocessing=preprocessing,
-        notes=(*table.notes, *notes),
-        table=table,
-        roles=roles,
-    )
+            notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(v).max()) > LARGE]
+    names = [*preprocessing.feature_names] if preprocessing is not None else names if table.named else []
+    ids = () if roles.ids is None else tuple(map(canonical_id, table.cells[roles.ids]))
+    origin: Any = {"path": table.path, "table": table, "roles": roles, "notes": (*table.notes, *notes)}
+    return Features(torch.from_numpy(x), tuple(names), ids, raw=columns, preprocessing=preprocessing, **origin)
 
 
 def id_column_name(path: Path_, *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
-    """The name of the column of ids in a file of features, whose head alone is read; None if it has no such name."""
-    if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
+    """The name of the column of ids in a file of features, or None; only the head of the file is read."""
+    if Path(path).suffix.lower() in (*ARRAY_ENDINGS, *PYG_ENDINGS):
         return None
     table = open_table(path, format)
     at, _ = _id_column(table, ids, set())
@@ -328,16 +289,16 @@ def _features_in_arrays(path: Path_) -> Features:
         if given is not None and given.shape != (expected,):
             raise DataError(f"{role}: expected {expected}, got shape {list(given.shape)}", path=path)
         named[role] = () if given is None else tuple(canonical_id(name) for name in given.tolist())
-    return Features(x, named["feature_names"], named["ids"], os.fspath(path), arrays=arrays)
+    used = SPLIT_ARRAYS.union(next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values())
+    unused = [name for name in arrays if name not in used]
+    notes = (f"arrays of {Path(path).name} not used: {', '.join(unused)}",) if unused else ()
+    return Features(x, named["feature_names"], named["ids"], os.fspath(path), notes=notes, arrays=arrays)
 
 
 def features_from(
     x: Any, *, name: str = "x", finite: bool = True, shape: str = "[N, F]"
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Features as a tensor of float32, dense or CSR, and the names of their columns, if they have names.
-
-    `name` and `shape` are for errors; `finite` refuses NaN and infinities.
-    """
+    """Features as a float32 tensor, dense or CSR, and the names of its columns; `name` and `shape` are for errors."""
     names: tuple[str, ...] = ()
     if hasattr(x, "tocsr") or (isinstance(x, Tensor) and x.layout != torch.strided):
         try:
@@ -351,7 +312,7 @@ def features_from(
         if finite:
             table.check_finite()
         names = table.names
-        tensor = torch.from_numpy(np.stack([np.asarray(v, dtype=np.float32) for v in table.cells.values()], 1))
+        tensor = torch.from_numpy(np.stack([values.astype(np.float32) for values in table.cells.values()], 1))
     else:
         tensor = torch.from_numpy(_numbers(x, name, shape))
     if tensor.dim() not in (2, 3) or 0 in tensor.shape:
@@ -391,13 +352,6 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
     return np.array(cells, dtype=np.float32).reshape(array.shape)
 
 
-def row_ids(x: Any) -> tuple[str, ...]:
-    """Ids of the rows: the index of a pandas frame, unless it only counts them."""
-    if not is_pandas(x) or list(x.index) == list(range(len(x))):
-        return ()
-    return tuple(canonical_id(label) for label in x.index)
-
-
 def read_arrays(path: Path_) -> dict[str, Any]:
     """The arrays of an NPZ file by name; that of an NPY file, or a single one, is called ``"x"``.
 
@@ -428,59 +382,15 @@ def read_arrays(path: Path_) -> dict[str, Any]:
 
 
 def named_array(arrays: Mapping[str, Any], *roles: str) -> Any:
-    """The array that plays a role (a key of `ARRAY_NAMES`), the first of several; or None."""
+    """The first array with one of these roles (keys of `ARRAY_NAMES`), or None."""
     return next((arrays[name] for role in roles for name in ARRAY_NAMES[role] if name in arrays), None)
 
 
 def needed_array(path: Path_, *roles: str) -> tuple[Any, dict[str, Any]]:
-    """The array of a file that plays one of the roles, and all of them."""
+    """The array of a file with one of these roles, and all arrays of the file."""
     arrays = read_arrays(path)
     found = named_array(arrays, *roles)
     if found is None:
         usual = " or ".join(ARRAY_NAMES[roles[0]][0:3:2])
         raise DataError(f"holds no array called {usual}; it has {', '.join(arrays)}", path=path)
     return found, arrays
-
-
-def unused_arrays(arrays: Mapping[str, Any], path: str) -> list[str]:
-    """A note on arrays that play no role."""
-    roles = {next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values()}
-    unused = [name for name in arrays if name not in roles | SPLIT_ARRAYS]
-    return [f"arrays of {Path(path).name} not used: {', '.join(unused)}"] if unused else []
-
-
-def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) -> tuple[Split, ...]:
-    """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
-
-    A validation part may be missing: it is then taken from the training part. Several masks are rows, ``[S, N]``, as in
-    NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
-    """
-    found: dict[str, tuple[Split, ...]] = {}
-    for form in SPLIT_FORMS:
-        named = {part: f"{part}_{form}" for part in ("train", "val", "valid", "test")}
-        given = {part: np.asarray(arrays[name]) for part, name in named.items() if name in arrays}
-        if not given:
-            continue
-        called = "masks" if form.startswith("mask") else "indices"
-        if lacking := [name for part, name in named.items() if part in ("train", "test") and part not in given]:
-            problem = f"its {called} do not say what to train on and what to test: there is no {lacking[0]}"
-            raise DataError(f"{problem}; {SET_ASIDE}")
-        train, test = given["train"], given["test"]
-        empty = np.zeros_like(train[:0] if called == "indices" else train)
-        valid = given.get("val", given.get("valid", empty))
-        try:
-            if called == "indices":
-                found[form] = (index_split("indices", train, valid, test),)
-                found[form][0].check(rows)
-                continue
-            for mask in (train, valid, test):
-                if mask.ndim not in (1, 2) or mask.shape[-1 if by_row else 0] != rows:
-                    raise DataError(f"shape {list(mask.shape)} where there are {rows} rows")
-            found[form] = masks_split(*(mask if by_row else mask.T for mask in (train, valid, test)), name="masks")
-        except (ValueError, TypeError) as error:
-            raise DataError(f"its {called} are no splits: {error}; {SET_ASIDE}") from error
-    first = next(iter(found), "")
-    for form, splits in found.items():
-        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
-            raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
-    return found.get(first, ())

@@ -19,35 +19,22 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from difformer.data.errors import DataError, in_file
-from difformer.data.own.csv_files import TextFormat, open_table
-from difformer.data.own.features import ARRAY_ENDINGS, SPLIT_ARRAYS, features_from, named_array, needed_array
-from difformer.data.own.table import (
-    SOURCE_NAMES,
-    TARGET_NAMES,
-    WEIGHT_NAMES,
-    Column,
-    Ids,
-    Path_,
-    Table,
-    number,
-    positions,
-)
+from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
+from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
+from difformer.data.own.table import Column, Ids, Path_, Table, number, positions
 from difformer.data.sparse_features import to_scipy
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
-
-PYG_ENDINGS = (".pt", ".pth")
 
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]  # ends [2, E], weights [E], notes on what was guessed
 
 
 def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
-    """Sources and targets, ``[2, E]``, of edges given as an array, a tensor or nested lists; and a note on a guess.
+    """Sources and targets, ``[2, E]``, of edges given as an array, a tensor or nested lists, and a note on a guess.
 
     A list or tuple of pairs holds one edge per pair: ``[(0, 1), (2, 3)]`` is 0 → 1 and 2 → 3. An array or tensor is
     ``[2, E]``, sources above targets, as in PyG, or ``[E, 2]``. Two by two is ambiguous: an array is then read as
-    ``[2, E]``, a list as pairs, and the note says so.
+    ``[2, E]`` and a list as pairs, and the note says so.
 
     Raises:
         DataError: If the shape is neither.
@@ -79,32 +66,27 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     """
     if (found := _from_matrix(edges, num_nodes)) is not None:
         return found
-    note: str | None = None
-    ends: Any
+    notes: tuple[str, ...] = ()
     if hasattr(edges, "columns"):
-        columns = [np.asarray(edges[name]) for name in edges.columns]
-        if len(columns) not in (2, 3):
-            raise DataError(f"edge_index: a frame of edges has two columns, or three with weights; got {len(columns)}")
-        ends, weights = columns[:2], columns[2] if len(columns) == 3 else weights
+        ends: Any = [np.asarray(edges[name]) for name in edges.columns]
+        if len(ends) not in (2, 3):
+            raise DataError(f"edge_index: a frame of edges has two columns, or three with weights; got {len(ends)}")
+        ends, weights = ends[:2], ends[2] if len(ends) == 3 else weights
     else:
         ends, note = edge_ends(edges)
+        notes = () if note is None else (note,)
         ids = None if isinstance(edges, (Tensor, np.ndarray)) and ends.dtype.kind in "iu" else ids
     try:
         index = np.stack([positions(end, num_nodes, ids, hint=hint) for end in ends])
-        weight = None if weights is None else _weights(weights, index.shape[1])
+        return torch.from_numpy(index), None if weights is None else _weights(weights, index.shape[1]), notes
     except DataError as error:
         place = "" if error.row is None else f"edge_index, edge {error.row}: "
         raise DataError(f"{place}{error.problem}", argument=error.argument) from error
-    return torch.from_numpy(index), weight, () if note is None else (note,)
 
 
 def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
     """The edges of an adjacency matrix, a dense one of at least three rows; None if `edges` is a list of edges."""
-    if hasattr(edges, "columns"):
-        if not len(edges) == len(edges.columns) == num_nodes > 3:
-            return None
-        matrix = sparse.coo_array(np.asarray(edges))
-    elif hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
+    if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
             matrix = edges if hasattr(edges, "tocoo") else to_scipy(edges)
             check_scipy(matrix)
@@ -114,12 +96,12 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
         matrix.sum_duplicates()
     else:
         try:
-            if len(edges) < 3 or not all(len(row) == len(edges) for row in edges):
-                return None
-        except TypeError:  # a number, or a row of numbers
+            array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        except ValueError:  # rows of different lengths
             return None
-        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-        if array.ndim != 2 or array.dtype.kind not in "biuf":
+        if array.ndim != 2 or not array.shape[0] == array.shape[1] > 2 or array.dtype.kind not in "biuf":
+            return None
+        if hasattr(edges, "columns") and not len(array) == num_nodes > 3:  # three columns: ends and weights
             return None
         matrix = sparse.coo_array(array)
     if tuple(matrix.shape) != (num_nodes, num_nodes):
@@ -134,6 +116,13 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
     return torch.from_numpy(index), None if bool((weight == 1).all()) else weight, ()
 
 
+def edges_in(found: Features) -> Found | None:
+    """The edges in the file of the features, if it is a file of arrays that has some."""
+    edges, weights = named_array(found.arrays, "edges"), named_array(found.arrays, "weights")
+    with in_file(found.path):
+        return None if edges is None else edges_from(edges, weights, num_nodes=found.x.shape[0], ids=found.index)
+
+
 def read_edges(
     path: Path_,
     *,
@@ -145,8 +134,8 @@ def read_edges(
 ) -> Found:
     """Edges from a file: a table of sources, targets and perhaps weights, or an NPZ.
 
-    Without `ids` nodes are known by their row, counted from zero. `columns` are source, target and perhaps weight; None
-    finds them by their usual names, or takes the first two, and a third that is all there is left for weights.
+    Without `ids`, nodes are rows counted from zero. `columns` are source, target and perhaps weight; None finds them by
+    their usual names, or takes the first two, and the third of three for weights.
     """
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
@@ -166,7 +155,7 @@ def read_edges(
         name = table.names[roles[2]]
         with table.locate({None: roles[2]}):
             weight = _weights(table.cells[roles[2]], table.rows)
-        if columns is None and name.strip().lower() not in WEIGHT_NAMES:
+        if columns is None and roles[2] not in table.named_like("weight"):
             only = ",".join(table.names[i] for i in roles[:2])
             third = f"column {repr(name) if table.named else name} of {table.file}"
             notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
@@ -181,10 +170,10 @@ def _roles(table: Table, columns: Sequence[Column] | None) -> list[int]:
             raise UserError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
         return [table.find(column, "edge_columns") for column in columns]
     if width < 2:
-        problem = "an edge has a source and a target, but there is one column; pass delimiter= if cells are separated "
-        raise DataError(f"{problem}otherwise", path=table.path)
-    source, target = table.named_like(SOURCE_NAMES), table.named_like(TARGET_NAMES)
-    weight = table.named_like(WEIGHT_NAMES)[:1]
+        problem = "an edge has a source and a target, but there is one column"
+        raise DataError(f"{problem}; pass delimiter= if cells are separated otherwise", path=table.path)
+    source, target = table.named_like("source"), table.named_like("target")
+    weight = table.named_like("weight")[:1]
     if len(source) == len(target) == 1:
         return [source[0], target[0], *weight]
     if weight and weight[0] > 1:
@@ -202,9 +191,9 @@ def _weights(values: Any, count: int) -> Tensor:
     try:
         weight = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        listed = list(values) if hasattr(values, "__iter__") else [values]
-        row = next((i for i, value in enumerate(listed) if number(str(value)) is None), 0)
-        raise DataError(f"a weight must be a finite number ≥ 0, got {listed[row]!r}", row=row) from error
+        given = list(values) if hasattr(values, "__iter__") else [values]
+        row = next((i for i, value in enumerate(given) if number(str(value)) is None), 0)
+        raise DataError(f"a weight must be a finite number ≥ 0, got {given[row]!r}", row=row) from error
     if weight.shape != (count,):
         raise DataError(f"edge_weight: expected {count} numbers, one per edge, got shape {list(weight.shape)}")
     wrong = ~(np.isfinite(weight) & (weight >= 0))
@@ -222,19 +211,21 @@ def join_graphs(
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
     features, targets, ends, weights, ptr = [], [], [], [], [0]
     for i, item in enumerate(items):
-        place = "data" if alone else f"graph {i}"
-        x, index, weight = _part(item, use_positions, place)
-        y = getattr(item, "y", None)
-        if not isinstance(y, Tensor):
-            got = "it has no y" if y is None else f"y is a {type(y).__name__}"
-            raise DataError(f"{place}: expected a tensor y with the targets, but {got}")
-        features.append(x)
-        targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
-        if x.shape[1] != features[0].shape[1]:
-            raise DataError(f"{place}: has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
-        if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
-            counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
-            raise DataError(f"{place}: {counts}; a graph has one target, or as many as the others")
+        try:
+            x, index, weight = _part(item, use_positions)
+            y = getattr(item, "y", None)
+            if not isinstance(y, Tensor):
+                got = "it has no y" if y is None else f"y is a {type(y).__name__}"
+                raise DataError(f"expected a tensor y with the targets, but {got}")
+            features.append(x)
+            targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
+            if x.shape[1] != features[0].shape[1]:
+                raise DataError(f"has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
+            if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
+                counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
+                raise DataError(f"{counts}; a graph has one target, or as many as the others")
+        except DataError as error:
+            raise DataError(f"{'data' if alone else f'graph {i}'}: {error}") from error
         if index is not None:
             ends.append(index + ptr[-1])
             weights.append(weight)
@@ -249,13 +240,12 @@ def join_graphs(
         if attribute is not None and _weight_of(items[0]) is None:
             notes.append(f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most")
         code = (index[0] * size + index[1]).unique()
-        single = int((~torch.isin(code % size * size + code // size, code)).sum())
-        if single and not directed:
+        if not directed and (single := int((~torch.isin(code % size * size + code // size, code)).sum())):
             count = f"{single} of {code.numel()} edges"
             notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
         graph = (index, weight, tuple(notes))
     stored = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS} if alone else {}
-    arrays = {name: np.asarray(torch.as_tensor(mask).cpu()) for name, mask in stored.items() if mask is not None}
+    arrays = {name: torch.as_tensor(mask).numpy(force=True).T for name, mask in stored.items() if mask is not None}
     y = torch.cat(targets)
     y = y.squeeze(1) if y.shape[1] == 1 else y
     return features[0] if alone else torch.cat(features), y, None if alone else torch.tensor(ptr), graph, arrays
@@ -279,32 +269,29 @@ def _graphs_of(data: Any) -> list[Any]:
     return items
 
 
-def _part(data: Any, use_positions: bool, place: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _part(data: Any, use_positions: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Features, edges as given, and weights of one graph."""
     x, pos = getattr(data, "x", None), getattr(data, "pos", None)
     found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
     if not found:
-        raise DataError(f"{place}: has neither x nor pos, so there are no features")
+        raise DataError("has neither x nor pos, so there are no features")
     if strange := [type(part).__name__ for part in found if not isinstance(part, Tensor)]:
-        raise DataError(f"{place}: x and pos must be tensors, got {strange[0]}")
-    try:
-        features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
-        joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
-        index, weight = getattr(data, "edge_index", None), _weight_of(data)
+        raise DataError(f"x and pos must be tensors, got {strange[0]}")
+    features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
+    joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
+    index, weight = getattr(data, "edge_index", None), _weight_of(data)
+    if index is None:
+        # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
+        index, weight = getattr(data, "adj_t", None), None
         if index is None:
-            # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
-            index, weight = getattr(data, "adj_t", None), None
-            if index is None:
-                return joined, None, None
-            if hasattr(index, "to_torch_sparse_coo_tensor"):  # torch_sparse's class, known by what it can do
-                index = index.to_torch_sparse_coo_tensor()
-            if not isinstance(index, Tensor):
-                raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
-            index = index.to_sparse_coo().t().coalesce()
-        # PyG's edge_index is [2, E], also where E = 2.
-        return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
-    except DataError as error:
-        raise DataError(f"{place}: {error}") from error
+            return joined, None, None
+        if hasattr(index, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
+            index = index.to_torch_sparse_coo_tensor()
+        if not isinstance(index, Tensor):
+            raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
+        index = index.to_sparse_coo().t().coalesce()
+    # PyG's edge_index is [2, E], also where E = 2.
+    return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
 
 
 def _weight_of(data: Any) -> Tensor | None:
@@ -315,7 +302,7 @@ def _weight_of(data: Any) -> Tensor | None:
 
 
 def read_pyg(path: Path_) -> Any:
-    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list)."""
+    """The content of a file: a ``Data``, or a list of them, also for a data set that PyG has processed."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data

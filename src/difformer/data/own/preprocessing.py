@@ -1,13 +1,13 @@
-"""Raw columns as features: numbers, truth values, categories, dates and gaps, one rule per kind.
+"""Raw columns as features: numbers, booleans, categories, dates and gaps, one rule per kind.
 
     number     gaps filled with the median; (v - mean) / deviation; with gaps an indicator column
     boolean    0 or 1, also for yes and no; gaps as above
-    category   one column per value, rare values together in one, a gap as a value of its own
-    date       days, standardised as a number; one column per month and per weekday; gaps as above
+    category   one column per value, one column for all rare values, a gap as a value of its own
+    date       days, standardised like numbers; one column per month and per weekday; gaps as above
     left out   empty, constant, a different text in nearly every row, or rare values alone
 
-scikit-learn's `SimpleImputer` and `StandardScaler` find medians and scales on all rows, labelled or not; no label is
-used. The result is plain numbers and texts (`Preprocessing.to_dict`); `Preprocessing.transform` applies it to new rows.
+scikit-learn's `SimpleImputer` and `StandardScaler` compute medians and scales on all rows, labelled or not; labels are
+not used. `Preprocessing.to_dict` gives plain numbers and texts; `Preprocessing.transform` encodes new rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.errors import DAMAGE, DataError, listed
 from difformer.data.own.table import Floats, Values, frame_table, is_gap, number
-from difformer.errors import UserError
+from difformer.errors import DAMAGE, DataError, UserError, listed
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
 
@@ -102,8 +101,8 @@ class Encoding:
         raw, notes = self.measure(values), []
         missing = np.isnan(raw)
         if (count := int(missing.sum())) and not self.gaps:
-            filled = f"missing, which training did not have; filled with {self._shown(self.fill)}"
-            notes = [f"column {self.name!r}: {count} cell{'s' * (count > 1)} {filled}"]
+            cells = f"{count} cell{'s' * (count > 1)} missing, which training did not have"
+            notes = [f"column {self.name!r}: {cells}; filled with {self._shown(self.fill)}"]
         columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
         if self.kind == "date":
             month, weekday = _calendar(np.where(missing, 1, raw))
@@ -122,19 +121,19 @@ class Encoding:
         return result[:, :-1], notes
 
     def measure(self, values: Values) -> Floats:
-        """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
-        found = np.asarray(values, dtype=np.float64) if isinstance(values, np.ndarray) else np.empty(len(values))
-        if not isinstance(values, np.ndarray):
-            for row, text in enumerate(_texts(values)):
-                value = _days(text, self.format) if self.kind == "date" else number(text)
-                if value is None and self.kind == "boolean":
-                    value = _TRUTH.get(text.lower())
-                if value is None and not is_gap(text):
-                    day = datetime(2024, 3, 31).strftime(self.format.replace(_ISO, "%Y-%m-%d"))
-                    expected = {"date": f"a date such as {day}", "boolean": "yes or no"}.get(self.kind, "a number")
-                    problem = f"expected {expected} as in training, got {text!r}; correct the cell, or leave it empty"
-                    raise DataError(problem, row=row, column=self.name)
-                found[row] = np.nan if value is None else value
+        """Numbers, 0 and 1, or days, NaN if missing; an error names the row of a cell that is something else."""
+        cells: list[Any] = [] if isinstance(values, np.ndarray) else _texts(values)
+        for row, text in enumerate(cells):
+            value = _days(text, self.format) if self.kind == "date" else number(text)
+            if value is None and self.kind == "boolean":
+                value = _TRUTH.get(text.lower())
+            if value is None and not is_gap(text):
+                day = datetime(2024, 3, 31).strftime(self.format.replace(_ISO, "%Y-%m-%d"))
+                expected = {"date": f"a date such as {day}", "boolean": "yes or no"}.get(self.kind, "a number")
+                problem = f"expected {expected} as in training, got {text!r}; correct the cell, or leave it empty"
+                raise DataError(problem, row=row, column=self.name)
+            cells[row] = value
+        found = np.array(cells or values, dtype=np.float64)
         if np.isinf(found).any():
             row = int(np.isinf(found).argmax())
             raise DataError("expected a finite number, got infinity", row=row, column=self.name)
@@ -156,10 +155,7 @@ class Encoding:
 
 
 def written(value: float, within: float = 0.0) -> str:
-    """A number as a person writes it: the shortest that differs by `within` at most, up to six significant digits.
-
-    Whole numbers keep all of theirs.
-    """
+    """The shortest number that differs by `within` at most: six significant digits, all of a whole number."""
     if abs(value) <= within:
         return "0"
     size = math.floor(math.log10(abs(value))) if value else 0
@@ -173,7 +169,7 @@ def written(value: float, within: float = 0.0) -> str:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How the columns of a table become features; see the text above.
+    """How the columns of a table become features; see `difformer.data.own.preprocessing`.
 
     Args:
         columns: One encoding per column of the table, in its order.
@@ -193,14 +189,13 @@ class Preprocessing:
         categories: Sequence[str] = (),
         dates: Sequence[str] = (),
     ) -> Preprocessing:
-        """Find out what each column is, and what its encoding needs.
+        """Recognise the columns and fit their encodings.
 
         Args:
-            columns: Name and cells of every column: an array of numbers, NaN where missing, or texts, empty where
-                missing.
-            standardize: Whether numbers and days are brought to mean 0 and deviation 1.
-            categories: Columns to take as categories, whatever they look like.
-            dates: Columns to take as dates.
+            columns: Name and cells per column: an array of numbers, NaN where missing, or texts, empty where missing.
+            standardize: Bring numbers to mean 0 and deviation 1, as days always are.
+            categories: Columns to read as categories.
+            dates: Columns to read as dates.
 
         Raises:
             DataError: If a number is infinite, or a column of dates holds something else.
@@ -213,16 +208,15 @@ class Preprocessing:
         found = [_recognise(name, values, forced.get(name), notes) for name, values in columns]
         if left := [f"{e.name!r} ({e.reason})" for e in found if e.kind == "left out"]:
             notes.append(f"columns left out: {', '.join(left[:8])}{', …' if len(left) > 8 else ''}")
-        measured = [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]
-        if measured:
+        if measured := [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]:
             matrix = np.stack([found[i].measure(columns[i][1]) for i in measured], 1)
             imputer = SimpleImputer(strategy="median").fit(matrix)
             scaler = StandardScaler().fit(imputer.transform(matrix))
             for i, *of in zip(measured, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True):
                 fill, mean, deviation = map(float, of)
                 scaled = found[i].kind == "date" or (standardize and found[i].kind == "number")
-                mean, deviation = (mean, deviation) if scaled else (0.0, 1.0)
-                found[i] = replace(found[i], fill=fill, shift=mean, scale=deviation)
+                scale: Any = {"shift": mean, "scale": deviation} if scaled else {}
+                found[i] = replace(found[i], fill=fill, **scale)
         return Preprocessing(tuple(found), len(columns[0][1]) if columns else 0, tuple(notes))
 
     @property
@@ -262,7 +256,7 @@ class Preprocessing:
         return np.concatenate([part for part, _ in encoded], axis=1).astype(np.float32), tuple(notes)
 
     def original(self, x: Any) -> list[dict[str, str]]:
-        """The cells of encoded rows by column, in the units of the table; rare categories as ``(other)``."""
+        """The cells of encoded rows by column, in the units of the table; a rare category is ``(other)``."""
         encoded = np.asarray(x.to_dense().numpy(force=True) if hasattr(x, "to_dense") else x, dtype=np.float64)
         if encoded.ndim != 2 or encoded.shape[1] != len(self.feature_names):
             raise UserError(f"x: expected rows of {len(self.feature_names)} columns, got shape {list(encoded.shape)}")
@@ -273,25 +267,24 @@ class Preprocessing:
         return [dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True)]
 
     def describe(self) -> str:
-        """One line per column: its name, what it was read as, how many cells are missing, and what became of it."""
+        """One line per column: its name, its kind, the number of missing cells, and the columns it becomes."""
         rows: list[tuple[str, ...]] = [("column", "read as", "missing", "becomes")]
         rows += [(c.name, c.kind, f"{c.gaps:,}" if c.gaps else "", c.becomes()) for c in self.columns]
         widths = [*(max(len(row[i]) for row in rows) for i in range(3)), 0]
         return "\n".join("  ".join(map(str.ljust, row, widths)) for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values that JSON and TOML can hold."""
+        """All values in types that JSON and TOML support."""
         plain = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()} for c in self.columns]
         return {"version": VERSION, "rows": self.rows, "notes": list(self.notes), "columns": plain}
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
-        """What `to_dict` gave, from a JSON file that must make these features."""
+        """Read what `to_dict` gave from a JSON file, which must produce these features."""
         try:
             found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except DAMAGE as error:
-            said = error.problem if isinstance(error, DataError) else str(error)
-            raise DataError(f"cannot be read: {said}", path=path) from error
+            raise DataError(f"cannot be read: {error}", path=path) from error
         if found.feature_names != tuple(feature_names):
             raise DataError("belongs to another table: it makes other features than those of the run", path=path)
         return found
@@ -309,7 +302,7 @@ class Preprocessing:
 
 
 def _encoding(plain: Mapping[str, Any]) -> Encoding:
-    """One column of `to_dict`, every value brought to the type of its field."""
+    """One column of `to_dict`, every value converted to the type of its field."""
     types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
     types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
     found = Encoding(**{field.name: types[str(field.type)](plain[field.name]) for field in fields(Encoding)})
@@ -327,13 +320,11 @@ def _texts(values: Values) -> list[str]:
 
 def _days(text: str, format: str) -> float | None:
     """Days since the beginning of the calendar, fractions for times of day; None where the text is no such date."""
+    iso = format == _ISO
+    if iso and (len(text) < 8 or not text[:4].isdigit()):
+        return None
     try:
-        if format != _ISO:
-            moment = datetime.strptime(text, format)
-        elif len(text) < 8 or not text[:4].isdigit():
-            return None
-        else:
-            moment = datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=None)
+        moment = datetime.fromisoformat(text.removesuffix("Z")) if iso else datetime.strptime(text, format)
     except ValueError:
         return None
     return moment.toordinal() + (moment.hour * 3600 + moment.minute * 60 + moment.second) / 86400
@@ -348,14 +339,12 @@ def _calendar(days: Floats) -> tuple[Any, Any]:
 
 def large_numbers(name: str) -> str:
     """A note on a column of numbers beyond `LARGE`."""
-    return (
-        f"column {name!r} holds numbers beyond {LARGE:.0e}: if it is a code or an id, pass drop={name}, or "
-        f"categories={name} if it names a group"
-    )
+    remedy = f"if it is a code or an id, pass drop={name}, or categories={name} if it names a group"
+    return f"column {name!r} holds numbers beyond {LARGE:.0e}: {remedy}"
 
 
 def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str]) -> Encoding:
-    """What a column is, its categories or months; notes are added to `notes`."""
+    """The kind of a column, and its categories or months; guesses are added to `notes`."""
     if isinstance(values, np.ndarray) and forced is None:
         numbers = values[~np.isnan(values)]
         gaps = len(values) - len(numbers)
@@ -379,10 +368,9 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
         odd = next((cell for cell in counts if _days(cell, _ISO) is None), known[0])
         raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
     if forced is None and 2 * sum(bool(_AMOUNT.match(value)) for value in counts) > len(counts):
-        notes.append(
-            f"column {name!r} looks like numbers with a currency, percent or thousands sign, for example {known[0]!r}, "
-            f"which are read as texts; write them without signs, as in 1234.5, to have numbers"
-        )
+        signs = f"a currency, percent or thousands sign, for example {known[0]!r}, which are read as texts"
+        remedy = "write them without signs, as in 1234.5, to have numbers"
+        notes.append(f"column {name!r} looks like numbers with {signs}; {remedy}")
     if forced is None and len(counts) > max(MANY_TEXTS, len(known) / 2):
         reason = f"{len(counts):,} different texts in {len(known):,} rows: names or free text"
         return Encoding(name, "left out", reason, gaps)

@@ -1,7 +1,7 @@
 """Tables: named columns of numbers or texts, and the place of every cell, so that an error can name it.
 
-A table is read in two steps. Opening it shows the head (names, first row, which columns look like texts). With that the
-caller decides what each column is, and `Table.read` reads some columns as texts and the others as numbers.
+A table is read in two steps. Opening it shows the head (names, first row, which columns look like text). The caller
+then decides what each column is, and `Table.read` reads some columns as text and the others as numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DataError, in_file, require
-from difformer.errors import did_you_mean
+from difformer.errors import DataError, did_you_mean, in_file, require
 
 Path_ = str | os.PathLike[str]
 Column = str | int
@@ -29,15 +28,16 @@ Floats = NDArray[np.float64]
 Ids = Mapping[str, int]  # row of every id
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
 
-ID_NAMES = frozenset(
-    ("", "id", "ids", "node", "nodeid", "name", "names", "index", "key", "instance", "unnamed: 0", "__index_level_0__")
-)
-LABEL_NAMES = frozenset(("label", "labels", "class", "target", "y"))
-SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head", "fromnodeid", "source_id", "i"))
-TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
-WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
-SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
-HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
+ID_NAMES = frozenset(("id", "ids", "node", "nodeid", "name", "names", "index", "key", "instance"))
+ID_NAMES |= {"", "unnamed: 0", "__index_level_0__"}  # columns that a program wrote without a name
+USUAL_NAMES = {  # of columns, by their role
+    "labels": ("label", "labels", "class", "target", "y"),
+    "source": ("source", "src", "from", "u", "node1", "node_1", "head", "fromnodeid", "source_id", "i"),
+    "target": ("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"),
+    "weight": ("weight", "weights", "w", "edge_weight", "value"),
+    "split": ("split", "set", "part", "fold"),
+}
+HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
 # Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
 GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
@@ -59,13 +59,13 @@ class Table:
     notes: Sequence[str] = ()  # what was guessed
     source: Iterable[tuple[Sequence[int], Sequence[Any]]] = ()  # lines and columns of consecutive rows
     decimal: str = ""  # the decimal sign of a text file
-    cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
+    cells: dict[int, Any] = field(default_factory=dict)  # columns by position, once read: lists of texts, or numbers
     lines: array[int] | None = None  # of the rows in a text file
     rows: int = 0
-    trained: bool = False  # whether these are new rows for a model that was trained on numbers in the same columns
+    trained: bool = False  # whether these are new rows for a trained model
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows, once: columns in `text` as texts, those in `gaps` as numbers with gaps, others as numbers."""
+        """Read all rows, once: columns in `text` as text, those in `gaps` as numbers with gaps, others as numbers."""
         text, gaps, parts, same = {*text}, {*gaps}, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:
@@ -73,7 +73,7 @@ class Table:
             refused: list[DataError] = []
             for i, values in enumerate(columns):
                 try:
-                    if i in text:  # one copy of every text: names come again and again
+                    if i in text:  # one copy of every text: names repeat
                         parts[i] += (same.setdefault(cell, cell) for cell in map(cell_text, values))
                     else:
                         parts[i].append(self._numbers(values, i, i in gaps))
@@ -85,12 +85,11 @@ class Table:
         if not self.rows:
             raise DataError("holds no rows", path=self.path)
         self.cells = dict(parts)
-        for i in parts.keys() - text:
+        for i in parts.keys() - text:  # a column in memory comes whole, and is not copied
             self.cells[i] = parts[i][0] if len(parts[i]) == 1 else np.concatenate(parts[i])
         return self
 
     def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
-        """The numbers of the next rows of a column."""
         try:
             if has_numbers(values):
                 return np.asarray(values, dtype=np.float64)
@@ -117,22 +116,17 @@ class Table:
         raise DataError(problem, path=self.path, argument=option)
 
     def find_all(self, columns: Column | Sequence[Column], option: str) -> list[int]:
-        """Positions of one column or several: a text is one name, not its letters."""
+        """Positions of one or several columns."""
         return [self.find(c, option) for c in ([columns] if isinstance(columns, (str, int)) else columns)]
 
     def listed(self) -> str:
         """The columns, for errors."""
         return ", ".join(map(repr, self.names[:20])) if self.named else f"{len(self.names)} unnamed columns"
 
-    def named_like(self, names: Collection[str]) -> list[int]:
-        """Positions of the columns whose name, in lower case, is one of these."""
-        return [i for i, name in enumerate(self.names) if name.strip().lower() in names] if self.named else []
-
-    def texts(self, column: int) -> Sequence[str]:
-        """A column that was read as text."""
-        values = self.cells[column]
-        assert not isinstance(values, np.ndarray)
-        return values
+    def named_like(self, role: str) -> list[int]:
+        """Positions of the columns with a usual name for the role: ``"ids"``, or one of `USUAL_NAMES`."""
+        usual = names_ids if role == "ids" else lambda name: name.strip().lower() in USUAL_NAMES[role]
+        return [i for i, name in enumerate(self.names) if self.named and usual(name)]
 
     def place(self, row: int) -> str:
         """Where a row is, in words."""
@@ -157,7 +151,7 @@ class Table:
             raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
     def number(self, cell: str, row: int, column: int, gap: bool) -> float:
-        """The number that a cell holds; NaN for a gap, if there may be one."""
+        """The number in a cell; NaN for a gap, if gaps are allowed."""
         value = number(cell)
         if value is not None or (gap and is_gap(cell)):
             return float("nan") if value is None else value
@@ -188,8 +182,8 @@ class Table:
             good |= np.isnan(values) & (column in gaps)
             if not good.all():
                 row = int(np.argmin(good))
-                problem = f"{values[row]} is too large a number; correct it"
-                problem = "a number is missing here; fill it in" if np.isnan(values[row]) else problem
+                missing = "a number is missing here; fill it in"
+                problem = missing if np.isnan(values[row]) else f"{values[row]} is too large a number; correct it"
                 raise self.error(f"{problem}, or leave the row out", row, column)
 
 
@@ -199,9 +193,8 @@ def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
         raise DataError("holds no rows", path=path)
     check_size(len(columns), "the table", "COLUMNS")
     names, values = zip(*columns, strict=True)
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"two columns are called {twice[0]!r}; names must differ", path=path)
     textual = []
     for column in values:
         known = [] if has_numbers(column) else [value for value in column if not is_missing(value)]
@@ -219,8 +212,15 @@ def is_pandas(value: Any) -> bool:
     return hasattr(value, "iloc") and hasattr(value, "index")
 
 
+def row_ids(x: Any) -> tuple[str, ...]:
+    """Ids of the rows: the index of a pandas frame, unless it only counts them."""
+    if not is_pandas(x) or list(x.index) == list(range(len(x))):
+        return ()
+    return tuple(canonical_id(label) for label in x.index)
+
+
 def frame_column(frame: Any, position: int) -> Any:
-    """A column of a frame as an array; dates as texts."""
+    """A column of a frame as an array; dates as text."""
     array = np.asarray(frame.iloc[:, position] if is_pandas(frame) else frame[:, position])
     if array.dtype.kind == "M":
         return ["" if np.isnat(moment) else str(moment.astype("M8[s]")) for moment in array]
@@ -233,10 +233,8 @@ def has_numbers(values: Any) -> bool:
 
 
 def cell_text(value: Any) -> str:
-    """A value as a text file would hold it; what is missing is empty."""
-    if is_missing(value):
-        return ""
-    return str(value.item() if isinstance(value, np.generic) else value).strip()
+    """A value as a text file would hold it; a missing value is empty."""
+    return "" if is_missing(value) else str(value.item() if isinstance(value, np.generic) else value).strip()
 
 
 def number(cell: str) -> float | None:
@@ -261,12 +259,13 @@ def is_missing(value: Any) -> bool:
 
 
 def names_ids(name: str) -> bool:
-    """Whether a column is called as columns of ids usually are: ``id``, ``name``, ``user_id``, ``paperId``."""
-    return name.strip().lower() in ID_NAMES or name.strip().lower().endswith(("_id", " id")) or name.endswith("Id")
+    """Whether a column has a usual name for ids: ``id``, ``name``, ``user_id``, ``paperId``."""
+    plain = name.strip().lower()
+    return plain in ID_NAMES or plain.endswith(("_id", " id")) or name.endswith("Id")
 
 
 def canonical_id(value: Any) -> str:
-    """The text by which a node is known: spaces trimmed, and 7.0, as programs write whole numbers, the same as 7."""
+    """The text that identifies a node: spaces trimmed, and 7.0, as some programs write whole numbers, equal to 7."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, float) and value.is_integer():
@@ -281,30 +280,27 @@ def loose_id(name: Any) -> str:
 
 
 def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | None = None) -> dict[str, int]:
-    """Row of every id, those of a column of `table` if there is one; an id that is empty or comes twice is an error."""
+    """Row of every id, which come from a column of `table` if there is one; empty or repeated ids are errors."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
         first = index.setdefault(name, row)
-        if name and first == row:
-            continue
-        problem = "the id is missing here"
-        if name:
+        if not name or first != row:
             place = f"row {first}" if table is None else table.place(first)
             problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
-        raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
+            problem = problem if name else "the id is missing here"
+            raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
     return index
 
 
 def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
-    """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row, and add the `hint`."""
+    """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row and add the `hint`."""
     if ids is not None:
         names = values if isinstance(values, list) else values.tolist()
         found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
-        if -1 in found:
-            unknown = [row for row, place in enumerate(found) if place < 0]
+        if unknown := [row for row, place in enumerate(found) if place < 0]:
             row, plain = unknown[0], {loose_id(name): name for name in ids}
-            problem = f"no {what} is called {str(names[row])!r}; the {size} there are begin with "
-            problem += ", ".join(map(repr, list(ids)[:3])) + hint
+            first = ", ".join(map(repr, list(ids)[:3]))
+            problem = f"no {what} is called {str(names[row])!r}; the {size} known ids begin with {first}{hint}"
             if close := plain.get(loose_id(names[row])):
                 count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
                 problem = f"{count} ids that do not match differ in case or spaces only, for example "
@@ -326,35 +322,34 @@ def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hi
         if not outside[row] or not np.isfinite(array[row]):
             raise DataError(f"{array[row]} is not the number of a row", row=row)
         count = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
-        problem = f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}{count}"
-        raise DataError(problem, row=row)
+        raise DataError(f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}{count}", row=row)
     return array.astype(np.int64)
 
 
 def open_parquet(path: Path_) -> Table:
-    """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
+    """The columns of a Parquet file; a column of lists becomes several of numbers. Errors name row and column."""
     types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
     require("pandas", extra="frames", purpose="reading Parquet")
     try:
         table = parquet.ParquetFile(path).read()
         frame = table.to_pandas(integer_object_nulls=True, ignore_metadata=True)
+        found = [frame_column(frame, i) for i in range(table.num_columns)]  # which decodes text
     except Exception as error:  # pyarrow has a dozen errors for a damaged file
-        said = f"is not a Parquet file that can be read ({type(error).__name__}: {error})"
-        raise DataError(said, path=path) from error
+        problem = f"is not a Parquet file that can be read ({type(error).__name__}: {error})"
+        raise DataError(problem, path=path) from error
     columns: list[tuple[str, Any]] = []
-    for i, (label, kind) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
-        values = frame_column(frame, i)
+    for label, kind, values in zip(table.column_names, table.schema.types, found, strict=True):
         if not types.is_nested(kind) and not types.is_binary(kind) and not types.is_large_binary(kind):
             columns.append((label, values))
             continue
         if not hasattr(kind, "value_type"):
-            said = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
-            raise DataError(said, path=path, column=label)
+            problem = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
+            raise DataError(problem, path=path, column=label)
         widths = [0 if cells is None else len(cells) for cells in values]
         for row, width in enumerate(widths):
             if not width or width != widths[0]:
-                said = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
-                raise DataError(said, path=path, row=row, column=label)
+                problem = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
+                raise DataError(problem, path=path, row=row, column=label)
         columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
     return memory_table(os.fspath(path), columns)

@@ -14,11 +14,10 @@ overrides the rule: it lists exactly the texts, beside the empty one, that mean 
 from __future__ import annotations
 
 import difflib
-import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,9 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.csv_files import TextFormat, open_table
-from difformer.data.own.features import ARRAY_ENDINGS, ROWS, Features, named_array, needed_array
+from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
+from difformer.data.own.features import ROWS, Features, named_array, needed_array
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
@@ -41,15 +39,13 @@ from difformer.data.own.table import (
     is_missing,
     is_pandas,
     loose_id,
-    names_ids,
     positions,
 )
 from difformer.data.own.table import number as number_of
 from difformer.data.split import labelled
 from difformer.data.task import Problem
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError, in_file
 
-METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 MANY_CLASSES = 20
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
 NEAR_ROWS = 20  # labelled rows from which a nearly perfect one is pointed out too
@@ -63,24 +59,26 @@ class Labels:
 
     columns: Sequence[Sequence[Any]]  # each with one cell per instance; empty if there is no label
     names: tuple[str, ...] = ()  # of the columns
-    path: str | None = None  # the file they are from, if there is one
+    path: Path_ | None = None  # the file they are from, if there is one
     table: Table | None = None  # that file, if it is a table
     rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
     places: Sequence[int] = ()  # positions of `columns` in the table
+    classes: Sequence[str] = ()  # in order, if the file names them
+    notes: Sequence[str] = ()  # what was guessed about a file of labels
 
     def locate(self) -> AbstractContextManager[None]:
-        """Errors that name an instance and a column of labels name their place in the file instead."""
+        """Make errors name the place in the file instead of an instance and a column of labels."""
         if self.table is None:
             return in_file(self.path)
         return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
 
 
-def labels_beside(found: Features) -> tuple[Labels, Sequence[str]]:
-    """The labels in the file of the features, and its classes in order if it is a file of arrays that names them."""
+def labels_in(found: Features) -> Labels:
+    """The labels in the file of the features."""
     if (table := found.table) is not None:
         if not (at := found.roles.labels):
             raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
-        return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at), ()
+        return Labels([table.cells[i] for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
     names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
     if y is None:
         problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
@@ -92,22 +90,14 @@ def labels_beside(found: Features) -> tuple[Labels, Sequence[str]]:
                 classes = known
             elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
                 y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
-    return labels_from(y, None, found.x.shape[0], found.path), classes
+    return labels_from(y, None, found.x.shape[0], found.path, classes)
 
 
-def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, classes: Sequence[str] = ()) -> Labels:
     """Labels of `size` rows from an object in memory, or from an array of the file `path`.
 
-    Labels and rows that come from pandas are matched by index.
+    Labels and rows from pandas are matched by index.
     """
-    with in_file(path):
-        columns, names = _label_cells(y, x, size)
-    names = names if path is None else tuple(str(i + 1) for i in range(len(columns)))
-    return Labels(columns, names, None if path is None else os.fspath(path))
-
-
-def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
-    """Columns of cells, and their names if they have names."""
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
         raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
     names: tuple[str, ...] = ()
@@ -115,15 +105,13 @@ def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[
         names = tuple(str(label) for label in y.columns)
         given: Any = [frame_column(y, i) for i in range(len(names))]
     else:
-        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
+        array: Any = y.numpy(force=True) if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
         if isinstance(array, (list, tuple)) and array and isinstance(array[0], ROWS):
             array = np.asarray(array)
-        given = [array]
-        if isinstance(array, np.ndarray):
-            if array.ndim not in (1, 2):
-                shape = list(array.shape)
-                raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
-            given = [array] if array.ndim == 1 else list(array.T)
+        shape = list(array.shape) if isinstance(array, np.ndarray) else [size]
+        if len(shape) not in (1, 2):
+            raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
+        given = [array] if len(shape) == 1 else list(array.T)
     columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
     if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
         labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
@@ -136,18 +124,20 @@ def _label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[
         columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
     if not columns or len(columns[0]) != size:
         raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
-    return columns, names
+    return Labels(
+        columns, names if path is None else tuple(map(str, range(1, len(columns) + 1))), path, classes=classes
+    )
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What `encode_targets` found: the parts of a `Task`, and notes."""
+    """Parts of a `Task`, and notes."""
 
     y: Tensor
     problem: Problem
     num_outputs: int
     class_names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
 def encode_targets(
@@ -161,27 +151,26 @@ def encode_targets(
     """Targets from columns of cells: texts, numbers, None.
 
     `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
-    texts that mean no label, case aside, instead of the rule above. Errors name the row, and the column of labels.
+    texts that mean no label, ignoring case, instead of the rule above. Errors name the row and the column of labels.
     """
     if problem is not None and problem not in get_args(Problem):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
-    texts = (value for column in columns for value in column if isinstance(value, str))
-    if spaced := [text for text in texts if text.strip() != text and text.strip()]:
+    strings = (value for column in columns for value in column if isinstance(value, str))
+    if spaced := [text for text in strings if text.strip() not in ("", text)]:
         notes.append(f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}")
     if len(cells) == 1 and problem != "multilabel":
         values = {cell: number_of(cell) for cell in dict.fromkeys(cells[0]) if cell not in unknown}
         fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
-        text = next((cell for cell, value in values.items() if value is None), None)
-        if problem is None and fractions and text is not None:
-            said = f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
-            said += f"missing={text} if it means no label, or problem=multiclass if all of them are names"
-            raise DataError(said, row=cells[0].index(text), column=1)
-        if problem == "regression" or (problem is None and fractions):
-            found = _numbers(cells, (), "regression", unknown)
-        else:
-            found = _classes(cells[0], values, problem, class_names, missing is None, notes)
+        if problem is None and fractions:
+            if texts := [cell for cell, value in values.items() if value is None]:
+                said = f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, "
+                said += f"or pass missing={texts[0]} if it means no label, or problem=multiclass if all are names"
+                raise DataError(said, row=cells[0].index(texts[0]), column=1)
+            problem = "regression"
+        if problem != "regression":
+            return _classes(cells[0], values, problem, class_names, missing is None, notes)
     else:
         if problem == "multiclass":
             said = f"labels: a class is one column, got {len(cells)}"
@@ -190,14 +179,12 @@ def encode_targets(
         other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
         other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
         if problem == "multilabel" and other:
-            column, value = other[0]
+            place, value = other[0]
             said = f"several labels at a time must be 0 or 1, got {value!r}"
-            raise DataError(said, row=cells[column].index(value), column=column + 1)
-        if problem == "regression" or other:
-            found = _numbers(cells, tuple(names), "regression", unknown)
-        else:
-            found = _numbers(cells, tuple(names), "multilabel", unsaid)
-    return replace(found, notes=(*found.notes, *notes))
+            raise DataError(said, row=cells[place].index(value), column=place + 1)
+        problem = problem or ("regression" if other else "multilabel")
+        unknown = unsaid if problem == "multilabel" else unknown
+    return _numbers(cells, tuple(names), problem, unknown, notes)
 
 
 def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], list[str]]:
@@ -217,9 +204,9 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
 
 
 def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
-    """Words such as ``none`` or ``NA`` among labels, and what all others are if such words then carry no label.
+    """Words such as ``none`` or ``NA`` among labels, and what all others are if such words mean no label.
 
-    All others are ``"numbers"``, ``"true or false"`` or both; an empty text says that the words are classes.
+    The others are ``"numbers"``, ``"true or false"`` or both; an empty text means that the words are classes.
     """
     doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
     others = {cell.lower() for cell in cells if cell} - GAP_WORDS
@@ -245,22 +232,22 @@ def _classes(
     by_rule: bool,
     notes: list[str],
 ) -> Targets:
-    """Classes: numbers by size where all are numbers, texts by alphabet otherwise."""
+    """Classes: in numerical order if all are numbers, otherwise in alphabetical order."""
     if by_rule and "-1" in values and not {*values} <= {"-1", "1"}:
         del values["-1"]
         notes.append(f"label -1 was read as unlabelled ({cells.count('-1')} instances)")
     texts = None in values.values()
     found = sorted(values) if texts else sorted(values, key=lambda cell: (values[cell], cell))
     known = sum(cell in values for cell in cells)
-    guess = problem is None and not class_names
+    guess = problem is None and not len(class_names)
     if guess and len(found) > max(MANY_CLASSES, known / 2):
         said = f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
         said += "quantities, problem=multiclass if they are classes, or name another column"
         raise DataError(said, argument="problem")
     order = [str(name) for name in class_names] or found
     if strange := [cell for cell in found if cell not in order]:
-        problem_ = f"label {strange[0]!r} is not among class_names {tuple(order)}"
-        raise DataError(problem_, row=cells.index(strange[0]), column=1)
+        said = f"label {strange[0]!r} is not among class_names {tuple(order)}"
+        raise DataError(said, row=cells.index(strange[0]), column=1)
     if len(order) < 2:
         said = "".join(f"; {note}" for note in notes)
         said += "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
@@ -270,10 +257,13 @@ def _classes(
         count = f"{len(found)} different whole numbers"
         notes.append(f"{count} were read as classes; pass problem=regression if they are quantities")
     code = {name: i for i, name in enumerate(order) if name in values}
-    return Targets(torch.tensor([code.get(cell, -1) for cell in cells]), "multiclass", len(order), tuple(order))
+    y = torch.tensor([code.get(cell, -1) for cell in cells])
+    return Targets(y, "multiclass", len(order), tuple(order), notes)
 
 
-def _numbers(cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str]) -> Targets:
+def _numbers(
+    cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str], notes: list[str]
+) -> Targets:
     y = np.full((len(cells[0]), len(cells)), np.nan)
     for column, texts in enumerate(cells):
         known = {text: number_of(text) for text in dict.fromkeys(texts) if text not in unknown}
@@ -285,7 +275,7 @@ def _numbers(cells: list[list[str]], names: tuple[str, ...], problem: Problem, u
         raise DataError("labels: found no label at all")
     target = torch.from_numpy(y.astype(np.float32))
     alone = problem == "regression" and len(cells) == 1
-    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names)
+    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names, notes)
 
 
 def read_labels(
@@ -299,11 +289,9 @@ def read_labels(
 ) -> Labels:
     """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
 
-    `id_column` is True for the first, False if labels are in the order of the features; None finds out. `columns` None
-    takes all but the ids.
-
-    Raises:
-        DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
+    `id_column` is True for the first column, False if labels are in the order of the features, None to find out.
+    `columns` None takes all but the ids. A label of an unknown row, a second label and a wrong number of labels are
+    errors.
     """
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         return labels_from(needed_array(path, "y", "x")[0], None, size, path)
@@ -315,8 +303,8 @@ def read_labels(
     if not chosen:
         raise DataError("has no column of labels", path=path)
     rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
-    ordered = [["" if row is None else table.texts(i)[row] for row in rows] for i in chosen]
-    return Labels(ordered, tuple(table.names[i] for i in chosen), os.fspath(path), table, rows, chosen)
+    ordered = [["" if row is None else table.cells[i][row] for row in rows] for i in chosen]
+    return Labels(ordered, tuple(table.names[i] for i in chosen), path, table, rows, chosen, notes=table.notes)
 
 
 def _ids_at(
@@ -328,27 +316,27 @@ def _ids_at(
     if id_column is not None:
         return table.find(id_column, "label_ids")
     free = [i for i in range(len(table.names)) if i not in (labels or ())]
-    usual = [i for i in free if table.named and names_ids(table.names[i])]
+    usual = [i for i in table.named_like("ids") if i in free]
     if len(table.names) == 1 or (not usual and 0 not in free):
         return None
     if usual:
         return usual[0]
     if ids is not None:
         loose = {loose_id(name) for name in ids}
-        known = sum(loose_id(cell) in loose for cell in table.texts(0))
+        known = sum(loose_id(cell) in loose for cell in table.cells[0])
         return 0 if 2 * known >= table.rows or table.rows != size else None
     # Several columns of 0 and 1, one row each: labels, not numbers of rows.
-    plain = all(set(table.texts(i)) <= {"0", "1", ""} for i in range(len(table.names)))
+    plain = all(set(table.cells[i]) <= {"0", "1", ""} for i in range(len(table.names)))
     return None if plain and table.rows == size > 2 else 0
 
 
 def _rows_in_order(table: Table, size: int) -> list[int | None]:
-    """Rows of the table, one per row of the features: blank lines count as labels left out only if they must."""
-    rows = list(range(table.rows))
+    """Rows of the table, one per row of the features; blank lines count as missing labels only if they must."""
+    rows: list[int | None] = list(range(table.rows))
     if len(rows) != size and len(table.names) == 1:
-        rows = [row for row in rows if table.texts(0)[row]]
+        rows = [row for row in rows if table.cells[0][row]]
     if len(rows) == size:
-        return list(rows)
+        return rows
     blank, hint = table.rows - len(rows), "one label per row, or a column of ids"
     beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may mean no label)" if blank else ""
     if table.rows == size + 1 and not table.named:
@@ -361,8 +349,8 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
 
 
 def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int | None]:
-    """For every row of the features the row of the table that labels it."""
-    cells, hint = table.texts(at), ""
+    """For every row of the features, the row of the table that labels it."""
+    cells, hint = table.cells[at], ""
     known = [number_of(cell) is not None if ids is None else canonical_id(cell) in ids for cell in cells[:2]]
     if known == [False, True] and not table.named:
         hint = "; pass header=true if this row names the columns"
@@ -380,7 +368,7 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int |
 
 
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
-    """Notes on labels that look misspelled, and on columns that determine the label in nearly every labelled row."""
+    """Notes on labels that look misspelt, and on columns that determine the label in nearly every labelled row."""
     notes = _odd_labels(targets) if targets.problem == "multiclass" else []
     known = labelled(targets.y).numpy()
     if len(known) < FEW_ROWS or targets.y.dim() != 1:
@@ -431,24 +419,15 @@ def _odd_labels(targets: Targets) -> list[str]:
     codes = Counter(targets.y[targets.y >= 0].tolist())
     counts = {targets.class_names[code]: codes[code] for code in sorted(codes)}
     often = [name for name, count in counts.items() if count > 1]
-    alike: dict[str, list[str]] = {}
+    alike, notes = defaultdict[str, list[str]](list), []
     for name in often:
-        alike.setdefault(loose_id(name), []).append(name)
-    notes = []
+        alike[loose_id(name)].append(name)
+    how = "differ only in case or blanks and are separate classes; write them alike if they mean the same"
     for group in [group for group in alike.values() if len(group) > 1][:5]:
-        shown = " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
-        how = "differ only in case or blanks and are separate classes; write them alike if they mean the same"
-        notes.append(f"labels {shown} {how}")
+        notes.append(f"labels {' and '.join(f'{name!r} ({counts[name]:,} rows)' for name in group)} {how}")
     for name in [name for name, count in counts.items() if count == 1 and often][:5]:
         near = difflib.get_close_matches(name, often, n=1, cutoff=0.7) if not name.replace(".", "").isdigit() else []
         near = alike.get(loose_id(name), near)
         hint = f"did you mean {near[0]!r}?" if near else "it cannot be both trained on and tested"
         notes.append(f"label {name!r} occurs once: {hint}")
     return notes
-
-
-def constant_columns(columns: Sequence[tuple[str, Values]]) -> list[str]:
-    """A note on columns of numbers that are the same in every row."""
-    still = [n for n, v in columns if isinstance(v, np.ndarray) and len(v) > 1 and bool((v == v[0]).all())]
-    end = "nothing can be learned from a column that never changes"
-    return [f"constant column{'s' * (len(still) > 1)}: {listed(still, 6)}; {end}"] if still else []

@@ -11,57 +11,31 @@ Ids join the files if rows have them; otherwise rows are known by their number, 
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
-from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.csv_files import TextFormat
-from difformer.data.own.features import (
-    ARRAY_ENDINGS,
-    PART_WORDS,
-    Features,
-    features_from,
-    load_features,
-    named_array,
-    row_ids,
-    select_features,
-    stored_splits,
-    unused_arrays,
-)
-from difformer.data.own.graphs import PYG_ENDINGS, Found, edges_from, join_graphs, read_edges, read_pyg
-from difformer.data.own.table import Column, Path_, frame_table, index_of_ids, names_ids
-from difformer.data.own.targets import (
-    METRICS,
-    Labels,
-    Targets,
-    constant_columns,
-    encode_targets,
-    labels_beside,
-    labels_from,
-    read_labels,
-    suspicions,
-)
+from difformer.data.own.csv_files import ARRAY_ENDINGS, PYG_ENDINGS, TextFormat
+from difformer.data.own.features import Features, Selection, features_from, load_features, select_features
+from difformer.data.own.graphs import Found, edges_from, edges_in, join_graphs, read_edges, read_pyg
+from difformer.data.own.row_splits import Splits, drawn_splits, given_splits, named_splits, splits_of
+from difformer.data.own.table import Column, Path_, frame_table, index_of_ids, names_ids, row_ids
+from difformer.data.own.targets import Labels, Targets, encode_targets, labels_from, labels_in, read_labels, suspicions
 from difformer.data.scaling import Scaling, uneven
-from difformer.data.split import Split, labelled, load_splits, random_split, split_of_parts, time_split
 from difformer.data.task import Problem, Task
-from difformer.errors import UserError, did_you_mean
+from difformer.errors import DataError, UserError, did_you_mean, in_file, listed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Splits = Split | Mapping[str, Any] | Iterable[Split | Mapping[str, Any]] | Path_ | None
-
-SHARES = (0.5, 0.25, 0.25)  # of train, valid and test where splits are drawn
-SERIES = (0.2, 0.2, 0.6)  # likewise for a series
-FEW_NUMBERS = 10  # whole numbers of so few kinds look like classes
+FEW_NUMBERS = 10  # so few different whole numbers look like classes
+METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 
 
 class Choices(TypedDict, total=False):
@@ -87,7 +61,7 @@ DEFAULTS |= {"directed": False, "self_loops": "add", "duplicates": "error"}
 
 
 def _chosen(function: str, choices: Choices) -> Choices:
-    """The choices, with defaults for the others."""
+    """The choices completed by the defaults."""
     if unknown := next((option for option in choices if option not in DEFAULTS), None):
         raise TypeError(f"{function}() has no option {unknown!r}; {did_you_mean(unknown, DEFAULTS)}see from_arrays")
     return {**DEFAULTS, **choices}
@@ -181,30 +155,20 @@ def from_files(
         own = [option.get(role) if isinstance(option, Mapping) else option for option in (delimiter, header)]
         return TextFormat(own[0], own[1], encoding, decimal, comment)  # type: ignore[arg-type]
 
-    options |= {"labels_here": labels is None, "raw": True, "standardize": chosen["standardize"]}
-    found = load_features(features, format=format("features"), **options)
-    size, arrays = found.x.shape[0], found.arrays
-    if found.x.dim() == 3 or "node_ptr" in arrays:
+    selection = Selection(**options, labels_here=labels is None, standardize=chosen["standardize"])
+    found = load_features(features, selection, format("features"))
+    size, index = found.x.shape[0], found.index
+    if found.x.dim() == 3 or "node_ptr" in found.arrays:
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
         remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
         raise DataError(f"holds {what}; {remedy}", path=features)
-    index = found.index
-    if labels is not None:
-        columns: Any = {"columns": label_columns, "id_column": label_ids}
-        target = read_labels(labels, size=size, ids=index, format=format("labels"), **columns)
-    else:
-        target, classes = labels_beside(found)
-        chosen["class_names"] = class_names or classes
-    notes = [*unused_arrays(arrays, found.path), *(target.table.notes if labels is not None and target.table else ())]
-    graph = None
-    if edges is not None:
-        named: Any = {"ids": index, "columns": edge_columns, "hint": _id_hint(found, index)}
-        graph = read_edges(edges, num_nodes=size, format=format("edges"), **named)
-    with in_file(found.path):
-        if edges is None and (inside := named_array(arrays, "edges")) is not None:
-            graph = edges_from(inside, named_array(arrays, "weights"), num_nodes=size, ids=index)
-        stored = split_in_column(found) or stored_splits(arrays, size) if splits is None else ()
-    return assemble(found, target, graph, chosen, edge_path=edges or features, stored=stored, notes=notes)
+    columns: Any = {"columns": label_columns, "id_column": label_ids, "format": format("labels")}
+    with in_file(labels or features):
+        target = labels_in(found) if labels is None else read_labels(labels, size=size, ids=index, **columns)
+    chosen["class_names"] = class_names if len(class_names) else target.classes
+    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found, index)}
+    graph = edges_in(found) if edges is None else read_edges(edges, num_nodes=size, ids=index, **columns)
+    return assemble(found, target, graph, chosen, edge_path=edges or features)
 
 
 def _id_hint(found: Features, index: Mapping[str, int] | None) -> str:
@@ -249,22 +213,16 @@ def from_frame(
     if not hasattr(frame, "columns"):
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
     columns = _columns_named(label, frame, "label: the frame")
-    options: dict[str, Any] = {
-        "ids": False if ids is None else ids,
-        "drop": drop,
-        "categories": categories,
-        "dates": dates,
-    }
-    options |= {"split_column": split_column, "label_columns": columns or (None if label is None else ())}
-    options |= {"labels_here": True, "raw": True, "standardize": chosen["standardize"]}
-    found = select_features(frame_table(frame), **options)
+    options: dict[str, Any] = {"drop": drop, "categories": categories, "dates": dates, "split_column": split_column}
+    options |= {"ids": False if ids is None else ids, "label_columns": columns or (None if label is None else ())}
+    selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
+    found = select_features(frame_table(frame), selection)
     found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
     index, graph = found.index, None
-    labels = labels_beside(found)[0] if found.roles.labels else labels_from(label, frame, found.x.shape[0])
+    labels = labels_in(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
     if edges is not None:
         graph = edges_from(edges, edge_weight, num_nodes=len(frame), ids=index, hint=_id_hint(found, index))
-    stored = split_in_column(found) if chosen["splits"] is None else ()
-    return assemble(found, labels, graph, chosen, stored=stored)
+    return assemble(found, labels, graph, chosen)
 
 
 def _columns_named(y: Any, frame: Any, called: str) -> list[str]:
@@ -365,13 +323,7 @@ def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choice
     """
     chosen = _chosen("from_pyg", {"self_loops": "keep", **choices})
     x, y, ptr, graph, arrays = join_graphs(data, use_positions=use_positions, directed=chosen["directed"])
-    stored: tuple[Split, ...] = ()
-    if chosen["splits"] is None:
-        try:
-            stored = stored_splits(arrays, x.shape[0], by_row=False)
-        except DataError as error:
-            raise DataError(f"data: {error}") from error
-    return assemble(Features(x), labels_from(y, None, y.shape[0]), graph, chosen, node_ptr=ptr, stored=stored)
+    return assemble(Features(x, arrays=arrays), labels_from(y, None, y.shape[0]), graph, chosen, node_ptr=ptr)
 
 
 def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: Choices) -> Task:
@@ -391,14 +343,14 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
         raise DataError(f"edge_index: a list of {len(edge_index)} graphs for {x.shape[0]} snapshots; give one each")
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
-    done: list[tuple[Tensor, Tensor | None]] = []
-    notes: list[str] = []
-    for graph, weight in zip(graphs, weights, strict=True):
-        found_edges = edges_from(graph, weight, num_nodes=x.shape[1])
-        done.append(tidy_edges(*found_edges[:2], num_nodes=x.shape[1], **_edge_rules(chosen)))
-        notes += found_edges[2]
-    if 0 < sum(w is not None for _, w in done) < len(done):  # a matrix of ones has no weights, its neighbours may have
-        done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
+    given = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
+    notes = list(dict.fromkeys(note for found_edges in given for note in found_edges[2]))
+    done = [tidy_edges(*edges[:2], num_nodes=x.shape[1], **_edge_rules(chosen)) for edges in given]
+    weighted = any(weight is not None for _, weight in done)
+    if weighted:  # a matrix of ones has no weights, its neighbours may have
+        done = [(index, torch.ones(index.shape[1]) if weight is None else weight) for index, weight in done]
+    edges: Any = {"edge_index": tuple(index for index, _ in done) if several else done[0][0]} if done else {}
+    edges |= {"edge_weight": tuple(weight for _, weight in done) if several else done[0][1]} if weighted else {}
     splits = given_splits(chosen["splits"]) or drawn_splits(None, x.shape[0], chosen["fractions"], (0,))
     values = target[target.isfinite()].unique()
     if chosen["problem"] is None and values.numel() <= FEW_NUMBERS and torch.equal(values, values.round()):
@@ -408,22 +360,28 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
         train, valid, test = splits[0].sizes()
         order = f"the first {train} train, the next {valid} choose the model, the last {test} test"
         notes.append(f"snapshots were split in time order: {order}; pass fractions= or splits= for another split")
-    return Task(
-        name=chosen["name"],
-        kind="series",
-        problem="regression",
-        metric=chosen["metric"] or "mse",
-        protocol=f"own data, series; {splits[0].name}",
-        x=x,
-        y=target,
-        splits=splits,
-        num_outputs=1 if target.dim() == 2 else target.shape[2],
-        edge_index=tuple(i for i, _ in done) if several else done[0][0] if done else None,
-        edge_weight=tuple(w for _, w in done if w is not None) or None if several else done[0][1] if done else None,
-        instance_names=found.ids,
-        feature_names=found.names,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    targets = Targets(target, "regression", 1 if target.dim() == 2 else target.shape[2], ())
+    protocol = f"own data, series; {splits[0].name}"
+    return _task(found, targets, chosen, kind="series", protocol=protocol, splits=splits, notes=tuple(notes), **edges)
+
+
+def _task(found: Features, targets: Targets, chosen: Choices, **parts: Any) -> Task:
+    """The task of these features, targets and other `parts`."""
+    try:
+        return Task(
+            name=chosen["name"],
+            problem=targets.problem,
+            metric=chosen["metric"] or METRICS[targets.problem],
+            y=targets.y,
+            num_outputs=targets.num_outputs,
+            class_names=targets.class_names,
+            instance_names=found.ids,
+            feature_names=found.names,
+            preprocessing=found.preprocessing,
+            **{"x": found.x, **parts},
+        )
+    except UserError as error:
+        raise error if isinstance(error, DataError) else DataError(str(error)) from error
 
 
 def _edge_rules(chosen: Choices) -> dict[str, Any]:
@@ -438,19 +396,13 @@ def assemble(
     *,
     edge_path: Path_ | None = None,
     node_ptr: Tensor | None = None,
-    stored: Sequence[Split] = (),
-    notes: Sequence[str] = (),
 ) -> Task:
-    """A task of nodes, or of graphs if there is a `node_ptr`.
-
-    `graph` holds edges as given, from the file `edge_path`. `stored` are splits that came with the data; those that
-    were `chosen` override them.
-    """
+    """A task of nodes, or of graphs if there is a `node_ptr`; `graph` holds edges as given, from `edge_path`."""
     check_choices(chosen["self_loops"], chosen["duplicates"])
     with labels.locate():
         rule: Any = {"problem": chosen["problem"], "missing": chosen["missing"]}
         targets = encode_targets(labels.columns, names=labels.names, class_names=chosen["class_names"], **rule)
-    remarks = [*targets.notes, *found.notes, *notes, *suspicions(found.raw, targets)]
+    remarks = [*targets.notes, *found.notes, *labels.notes, *suspicions(found.raw, targets)]
     protocol, index, weight = "own data, no graph", None, None
     if graph is not None:
         done = {"add": "added", "remove": "removed", "keep": "as given"}[chosen["self_loops"]]
@@ -464,7 +416,9 @@ def assemble(
     if found.preprocessing is not None:
         protocol += "; columns encoded"
     else:
-        remarks += constant_columns(found.raw)
+        still = [n for n, v in found.raw if isinstance(v, np.ndarray) and len(v) > 1 and bool((v == v[0]).all())]
+        end = "nothing can be learned from a column that never changes"
+        remarks += [f"constant column{'s' * (len(still) > 1)}: {listed(still, 6)}; {end}"] if still else []
         if chosen["standardize"]:
             scaling = Scaling.of(x)
             x = scaling(x)
@@ -472,137 +426,27 @@ def assemble(
             protocol += "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
             remarks += uneven(x, found.names)
-    splits = given_splits(chosen["splits"]) or tuple(_usable(split, targets, remarks) for split in stored)
-    splits = splits or drawn_splits(targets, targets.y.shape[0], chosen["fractions"], chosen["seeds"])
-    remarks += _never_seen(splits, targets)
-    try:
-        return Task(
-            name=chosen["name"],
-            kind="nodes" if node_ptr is None else "graphs",
-            problem=targets.problem,
-            metric=chosen["metric"] or METRICS[targets.problem],
-            protocol=f"{protocol}; {_named(splits)}",
-            x=x,
-            y=targets.y,
-            splits=splits,
-            num_outputs=targets.num_outputs,
-            edge_index=index,
-            edge_weight=weight,
-            node_ptr=node_ptr,
-            class_names=targets.class_names,
-            instance_names=found.ids,
-            feature_names=found.names,
-            notes=tuple(remarks),
-            scaling=scaling,
-            preprocessing=found.preprocessing,
-        )
-    except UserError as error:
-        raise error if isinstance(error, DataError) else DataError(str(error)) from error
-
-
-def _named(splits: Sequence[Split]) -> str:
-    """Splits in words: ``stratified 50/25/25, 3 splits, seeds 0, 1, 2``."""
-    names = [split.name for split in splits]
-    if len(names) == 1:
-        return names[0]
-    ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
-    if len(ways) > 1 or not all(re.fullmatch(r"-?\d{1,20}", seed) for seed in seeds):
-        return f"{len(names)} splits, {names[0]} to {names[-1]}"
-    run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
-    shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
-    return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
-
-
-def given_splits(splits: Splits) -> tuple[Split, ...]:
-    """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
-    if splits is None:
-        return ()
-    if isinstance(splits, (str, os.PathLike)):
-        return load_splits(splits)
-    several = [splits] if isinstance(splits, (Split, Mapping)) or not isinstance(splits, Iterable) else splits
-    chosen = []
-    for given in several:
-        try:
-            if not isinstance(given, (Split, Mapping)):
-                raise UserError(f"got {type(given).__name__}")
-            chosen.append(given if isinstance(given, Split) else split_of_parts(given, "given"))
-        except UserError as error:
-            expected = "expected a Split, a mapping of train, valid and test to the positions of their rows, several "
-            expected += "of either, or a file of splits; parts as masks become a Split by difformer.data.masks_split"
-            raise DataError(f"splits: {error}; {expected}", argument="splits") from error
-    return tuple(chosen)
-
-
-def drawn_splits(
-    targets: Targets | None, size: int, fractions: Sequence[float] | None, seeds: Sequence[int]
-) -> tuple[Split, ...]:
-    """Random splits of what is labelled, classes in proportion; without targets, those of a series in time order."""
-    if not isinstance(seeds, Iterable) or not (seeds := list(seeds)):
-        raise UserError(f"seeds: expected whole numbers, one per split, got {seeds!r}")
-    shares = fractions if fractions is not None else SERIES if targets is None else SHARES
-    if targets is None:
-        splits = [time_split(size, ratio=shares)]
-    else:
-        stratify = targets.problem == "multiclass"
-        splits = [random_split(targets.y, fractions=shares, seed=seed, stratify=stratify) for seed in seeds]
-    for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
-        if share > 0 and held == 0:
-            known = size if targets is None else labelled(targets.y).numel()
-            problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
-            raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
-    return tuple(splits)
-
-
-def split_in_column(found: Features) -> tuple[Split, ...]:
-    """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
-    if found.table is None or found.roles.split is None:
-        return ()
-    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
-    for row, word in enumerate(found.table.texts(found.roles.split)):
-        part = PART_WORDS.get(word.strip().lower())
-        if word and part is None:
-            problem = f"expected train, valid, test or nothing, got {word!r}"
-            raise found.table.error(problem, row, found.roles.split)
-        if part is not None:
-            parts[part].append(row)
-    return (split_of_parts(parts, "given"),)
-
-
-def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
-    """A stored split without unlabelled instances, its validation part taken from training if it has none."""
-    known = labelled(targets.y)
-    parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
-    gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
-    if gone:
-        notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
-    train = parts["train"]
-    if not parts["valid"].numel() and train.numel() > 1:
-        drawn = random_split(targets.y[train], fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
-        held = torch.cat([drawn.valid, drawn.test])
-        parts["train"], parts["valid"] = (train[part].sort().values for part in (drawn.train, held))
-        count = f"{held.numel()} of its {train.numel()} training instances, drawn with seed 0,"
-        notes.append(f"split {split.name} has no validation part: {count} choose the model instead of being trained on")
-    return Split(split.name, **parts)
+    splits = splits_of(found, targets, chosen, remarks)
+    return _task(
+        found,
+        targets,
+        chosen,
+        kind="nodes" if node_ptr is None else "graphs",
+        protocol=f"{protocol}; {named_splits(splits)}",
+        x=x,
+        scaling=scaling,
+        splits=splits,
+        edge_index=index,
+        edge_weight=weight,
+        node_ptr=node_ptr,
+        notes=tuple(remarks),
+    )
 
 
 def _unheard(edge_index: Tensor) -> list[str]:
-    """A note on edges to which in-degree normalisation gives weight zero: those whose sender receives nothing."""
+    """A note on edges whose sender receives nothing, to which in-degree normalisation gives weight zero."""
     source, target = edge_index
     lost = int((~torch.isin(source, target)).sum())
     how = "pass self_loops=add, or train with graph_norm=random_walk"
     why = f"directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0: {how}"
     return [f"{lost} of {source.numel()} {why}"] if lost else []
-
-
-def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
-    """A note on classes without an instance in a training part, which no model can predict."""
-    for split in splits if targets.problem == "multiclass" else ():
-        if not split.train.numel() or int(split.train.max()) >= targets.y.numel():
-            continue  # the task refuses it, with better words
-        seen = set(targets.y[split.train].tolist())
-        absent = [name for code, name in enumerate(targets.class_names) if code not in seen]
-        if absent:
-            classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
-            which = f" of split {split.name}" if len(splits) > 1 else ""
-            return [f"{classes} no instance in the training part{which}: no model can learn to predict that"]
-    return []

@@ -1,0 +1,175 @@
+"""Splits of a user's own data: handed over, stored with the data, in a column, or drawn."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from difformer.data.own.features import PART_WORDS, SPLIT_FORMS, Features
+from difformer.data.own.table import Path_
+from difformer.data.own.targets import Targets
+from difformer.data.split import (
+    Split,
+    index_split,
+    labelled,
+    load_splits,
+    masks_split,
+    random_split,
+    split_of_parts,
+    time_split,
+)
+from difformer.errors import DataError, UserError, in_file, listed
+
+Splits = Split | Mapping[str, Any] | Iterable[Split | Mapping[str, Any]] | Path_ | None
+
+SHARES = (0.5, 0.25, 0.25)  # of train, valid and test where splits are drawn
+SERIES = (0.2, 0.2, 0.6)  # likewise for a series
+SET_ASIDE = "pass splits= to set them aside"
+
+
+def splits_of(found: Features, targets: Targets, chosen: Mapping[str, Any], notes: list[str]) -> tuple[Split, ...]:
+    """The chosen splits, otherwise those in the data (in a column or as arrays), otherwise drawn ones."""
+    splits, size = given_splits(chosen["splits"]), targets.y.shape[0]
+    if chosen["splits"] is None:
+        with in_file(found.path or None):
+            stored = _split_in_column(found) or _stored_splits(found.arrays, found.x.shape[0])
+        splits = tuple(_usable(split, targets, notes) for split in stored)
+    splits = splits or drawn_splits(targets, size, chosen["fractions"], chosen["seeds"])
+    notes += _never_seen(splits, targets)
+    return splits
+
+
+def given_splits(splits: Splits) -> tuple[Split, ...]:
+    """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
+    if splits is None:
+        return ()
+    if isinstance(splits, (str, os.PathLike)):
+        return load_splits(splits)
+    several = [splits] if isinstance(splits, (Split, Mapping)) or not isinstance(splits, Iterable) else [*splits]
+    try:
+        if strange := [type(given).__name__ for given in several if not isinstance(given, (Split, Mapping))]:
+            raise UserError(f"got {strange[0]}")
+        return tuple(split if isinstance(split, Split) else split_of_parts(split, "given") for split in several)
+    except UserError as error:
+        expected = "expected a Split, a mapping of train, valid and test to the positions of their rows, several "
+        expected += "of either, or a file of splits; parts as masks become a Split by difformer.data.masks_split"
+        raise DataError(f"splits: {error}; {expected}", argument="splits") from error
+
+
+def _stored_splits(arrays: Mapping[str, Any], rows: int) -> tuple[Split, ...]:
+    """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
+
+    Several masks are rows, ``[S, N]``. A missing validation part is empty.
+    """
+    found: dict[str, tuple[Split, ...]] = {}
+    for form in SPLIT_FORMS:
+        named = {part: arrays.get(f"{part}_{form}") for part in ("train", "val", "valid", "test")}
+        given = {part: np.atleast_1d(array) for part, array in named.items() if array is not None}
+        if not given:
+            continue
+        called = "masks" if form.startswith("mask") else "indices"
+        if lacking := [part for part in ("train", "test") if part not in given]:
+            problem = f"the {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
+            raise DataError(f"{problem}; {SET_ASIDE}")
+        empty = np.zeros_like(given["train"][:0] if called == "indices" else given["train"])
+        parts = given["train"], given.get("val", given.get("valid", empty)), given["test"]
+        try:
+            if called == "indices":
+                found[form] = (index_split("indices", *parts),)
+                found[form][0].check(rows)
+                continue
+            for mask in parts:
+                if mask.ndim > 2 or mask.shape[-1] != rows:
+                    got = mask.shape[-1] if mask.ndim < 3 else f"{mask.ndim} dimensions"
+                    raise DataError(f"expected {rows} entries per split, got {got}")
+            found[form] = masks_split(*parts, name="masks")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"the {called} are not splits: {error}; {SET_ASIDE}") from error
+    first = next(iter(found), "")
+    for form, splits in found.items():
+        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
+            raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
+    return found.get(first, ())
+
+
+def _split_in_column(found: Features) -> tuple[Split, ...]:
+    """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
+    if found.table is None or found.roles.split is None:
+        return ()
+    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
+    for row, word in enumerate(found.table.cells[found.roles.split]):
+        part = PART_WORDS.get(word.strip().lower())
+        if word and part is None:
+            problem = f"expected train, valid, test or nothing, got {word!r}"
+            raise found.table.error(problem, row, found.roles.split)
+        if part is not None:
+            parts[part].append(row)
+    return (split_of_parts(parts, "given"),)
+
+
+def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
+    """A stored split without unlabelled instances; a missing validation part is taken from the training part."""
+    known = labelled(targets.y)
+    parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
+    gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
+    if gone:
+        notes.append(f"split {split.name}: {gone} instance{'s' * (gone > 1)} without a label left out")
+    train = parts["train"]
+    if not parts["valid"].numel() and train.numel() > 1:
+        drawn = random_split(targets.y[train], fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
+        held = torch.cat([drawn.valid, drawn.test])
+        parts["train"], parts["valid"] = (train[part].sort().values for part in (drawn.train, held))
+        count = f"{held.numel()} of its {train.numel()} training instances, drawn with seed 0,"
+        notes.append(f"split {split.name} has no validation part: {count} choose the model instead of being trained on")
+    return Split(split.name, **parts)
+
+
+def drawn_splits(
+    targets: Targets | None, size: int, fractions: Sequence[float] | None, seeds: Sequence[int]
+) -> tuple[Split, ...]:
+    """Random splits of what is labelled, classes in proportion; without targets, those of a series in time order."""
+    if not isinstance(seeds, Iterable) or not (seeds := list(seeds)):
+        raise UserError(f"seeds: expected whole numbers, one per split, got {seeds!r}")
+    shares = fractions if fractions is not None else SERIES if targets is None else SHARES
+    if targets is None:
+        splits = [time_split(size, ratio=shares)]
+    else:
+        stratify = targets.problem == "multiclass"
+        splits = [random_split(targets.y, fractions=shares, seed=seed, stratify=stratify) for seed in seeds]
+    for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
+        if share > 0 and held == 0:
+            known = size if targets is None else labelled(targets.y).numel()
+            problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
+            raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
+    return tuple(splits)
+
+
+def named_splits(splits: Sequence[Split]) -> str:
+    """Splits in words: ``stratified 50/25/25, 3 splits, seeds 0, 1, 2``."""
+    names = [split.name for split in splits]
+    if len(names) == 1:
+        return names[0]
+    ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
+    if len(ways) > 1 or not all(re.fullmatch(r"-?\d{1,20}", seed) for seed in seeds):
+        return f"{len(names)} splits, {names[0]} to {names[-1]}"
+    run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
+    shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
+    return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
+
+
+def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
+    """A note on classes without an instance in a training part, which no model can predict."""
+    for split in splits if targets.problem == "multiclass" else ():
+        if not split.train.numel() or int(split.train.max()) >= targets.y.numel():
+            continue  # the task refuses it with a better message
+        seen = set(targets.y[split.train].tolist())
+        if absent := [name for code, name in enumerate(targets.class_names) if code not in seen]:
+            classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
+            which = f" of split {split.name}" if len(splits) > 1 else ""
+            return [f"{classes} no instance in the training part{which}: no model can learn to predict that"]
+    return []
