@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GATConv, GCNConv
 
 from difformer import Graph, zoo
@@ -183,14 +184,36 @@ def test_glcn_takes_all_pairs_where_there_are_no_edges():
 
 
 def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
-    from difformer.zoo import glcn as module
+    from difformer.diffusion.coupling import matrix
 
-    monkeypatch.setattr(module, "ENTRIES", 60)  # a few rows at a time
+    monkeypatch.setattr(matrix, "EDGE_ENTRIES", 60)  # a few rows at a time
     g = torch.Generator().manual_seed(0)
     p = torch.randn(2, 7, 3, generator=g, dtype=torch.float64, requires_grad=True)
     a = torch.randn(3, generator=g, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(weighted_distance(p, a), (p[:, :, None] - p[:, None]).abs() @ a)
     assert torch.autograd.gradcheck(weighted_distance, (p, a))
+
+
+class LargestResult(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_the_weighted_distance_never_holds_all_differences(compiling, monkeypatch):
+    from difformer.diffusion.coupling import matrix
+
+    monkeypatch.setattr(matrix, "EDGE_ENTRIES", 2 * 200)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    p, a = torch.randn(1, 20, 10, requires_grad=True), torch.rand(10, requires_grad=True)
+    with LargestResult() as largest:
+        weighted_distance(p, a).sum().backward()
+    assert largest.numel == 20 * 20  # S itself; all differences are 20 * 20 * 10
 
 
 # ---- LDS

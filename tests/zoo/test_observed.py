@@ -181,9 +181,10 @@ def test_edge_attention_is_a_masked_dense_one(keep):
 
 @pytest.mark.parametrize(("keep", "entries"), [(False, 1), (True, 2**22), (True, 1)], ids=["gathered", "all", "each"])
 def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
+    from difformer.diffusion.coupling import matrix
     from difformer.zoo import edge_attention as edges
 
-    monkeypatch.setattr(edges, "EDGE_ENTRIES", 64)  # several slices
+    monkeypatch.setattr(matrix, "EDGE_ENTRIES", 64)  # several slices
     monkeypatch.setattr(edges, "HEAD_ENTRIES", entries)  # all heads by one product, or one after the other
     _, edge_index, _ = problem(nodes=6, edges=12)
     graph = Graph(torch.cat([edge_index, edge_index[:, :3]], 1), 6, keep=keep)  # some edges stand twice
@@ -301,6 +302,8 @@ def test_models_that_do_not_fit_in_memory_are_refused(monkeypatch):
         ("grand", {"linear": True}, "fixes linear=False"),
         ("gdc", {"kernel": "hot"}, "kernel must be one of ppr, heat, got 'hot'"),
         ("gdc", {"teleport": 0.0}, "teleport must lie between 0 and 1"),
+        ("gdc", {"top_k": 0}, "top_k must be an integer of at least 1, or None, got 0"),
+        ("cpgnn", {"pretraining": 1.5}, "pretraining must be an integer of at least 0, got 1.5"),
         ("graphheat", {"time": -1.0}, "time must be a number above 0"),
         ("manireg", {"penalty_weight": -1.0}, "penalty_weight must not be negative"),
         ("diffusion-edge-attention", {"step_size": 2.0}, "step_size must lie in"),

@@ -1,18 +1,18 @@
-r"""AdvDIFFormer of Wu et al. (ICML 2025): diffusion over all pairs and advection along edges, in closed form.
+r"""AdvDIFFormer (Wu et al., ICML 2025): diffusion over all pairs and advection along edges, in closed form.
 
 .. math::
     \frac{\partial Z}{\partial t} = (C + β V - I) \, Z, \qquad Z(t) = e^{-(I - C - βV) t} Z(0),
 
-C is all-pair attention at Z(0), one per head, whose rows sum to one, and V = D^{-1/2} A D^{-1/2} is the observed graph
-with self-loops. The exponential is replaced by a rational function or by a series:
+C is row-normalised all-pair attention at Z(0), one per head, and V = D^{-1/2} A D^{-1/2} is the observed graph with
+self-loops. A rational function or a series replaces the exponential:
 
 .. math::
     Z = \sum_h \big( (1 + θ) I - C_h - βV \big)^{-1} Z(0) \, W_h \;\; \text{(inverse)}, \qquad
     Z = \sum_h \big[ Z(0) \,\Vert\, P_h Z(0) \,\Vert \cdots \Vert\, P_h^K Z(0) \big] W_h, \; P_h = C_h + βV
     \;\; \text{(series)}.
 
-The series is linear in the nodes, since C with scores 1 + qᵀk is never formed. The inverse solves one N × N system per
-head.
+The series is linear in the number of nodes, since C with scores 1 + qᵀk is never formed. The inverse solves an N × N
+system per head.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from difformer.zoo.node_pairs import by_graph
 
 
 class AdvDIFFormer(Encoder):
-    r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output."""
+    r"""A linear input layer with ReLU, one advective diffusion in closed form, and a linear output layer."""
 
     solver: str = one_of("series", "inverse", about='``"series"`` or ``"inverse"``.')
     num_layers: int = option(4, "K, terms of the series beside Z(0).", least=0)
     num_heads: int = option(1, "Heads.")
-    diffusivity: str = one_of("simple", "sigmoid", about="Scores of C: 1 + qᵀk, linear in the nodes, or σ(qᵀk).")
+    diffusivity: str = one_of("simple", "sigmoid", about="Scores of C: 1 + qᵀk (linear in N), or σ(qᵀk).")
     beta: float = option(0.5, "β, weight of the observed graph.")
-    theta: float = option(1.0, "θ of the inverse; above β it keeps the system solvable.")
-    dropout: float = option(0.2, "After the input, and after the diffusion.")
-    norm: Any = option("layer", 'After the input: ``"batch"``, ``"layer"`` or ``"none"``.')  # becomes the module
+    theta: float = option(1.0, "θ of the inverse; must exceed β for the system to be solvable.")
+    dropout: float = option(0.2, "After the input layer and after the diffusion.")
+    norm: Any = option("layer", 'After the input layer: ``"batch"``, ``"layer"`` or ``"none"``.')  # becomes a module
     residual: bool = option(True, "Whether Z(0) is added to the diffused states.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -67,7 +67,7 @@ class AdvDIFFormer(Encoder):
         return dropout(z + spread if self.residual else spread, self.dropout, self.training)
 
     def _series(self, q: Tensor, k: Tensor, z: Tensor, observed: Observed) -> Tensor:
-        """``[N, H (K + 1) d]``: powers of P side by side."""
+        """``[N, H (K + 1) d]``: the concatenated terms P^k Z(0)."""
         term = z.unsqueeze(1).expand(-1, self.num_heads, -1)
         terms = [term]
         for _ in range(self.num_layers):
@@ -77,12 +77,12 @@ class AdvDIFFormer(Encoder):
         return torch.cat(terms, 2).flatten(1)
 
     def _inverse(self, q: Tensor, k: Tensor, z: Tensor, observed: Observed) -> Tensor:
-        """``[N, H d]``: one dense system per head."""
+        """``[N, H d]``: the solutions of one dense system per head."""
         count = observed.pairs
         what, remedy = f"advdifformer, which solves systems of {count:,} pairs,", "take solver=series, which is linear"
         refuse_beyond_memory(16.0 * self.num_heads * count, observed.device, what, remedy)
         advection = []
-        if observed.given:  # V as a table whose columns count the nodes of a row's own graph, [N, largest graph]
+        if observed.given:  # V as a table [N, largest graph] with columns for the nodes of the row's graph
             place, width = observed.places()
             advection = [observed.looped.propagate(functional.one_hot(place, width).to(z.dtype))]
 

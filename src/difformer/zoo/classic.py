@@ -1,8 +1,8 @@
 r"""Classic networks: MLP, GCN, GraphSAGE, GAT, GIN, SGC, APPNP and GCNII, with the options of tuned baselines.
 
-MLP, GCN, GraphSAGE, GAT and GIN are stacks of layers and share one loop (`Stack`). Its options make them the tuned
-baselines of Luo, Shi and Wu, "Classic GNNs are Strong Baselines" (NeurIPS 2024): ``gcn+``, ``sage+`` and ``gat+`` in
-the catalogue are the same classes with other defaults.
+MLP, GCN, GraphSAGE, GAT and GIN share one loop over layers (`Stack`). Its options turn them into the tuned baselines of
+Luo, Shi and Wu, "Classic GNNs are Strong Baselines" (NeurIPS 2024): ``gcn+``, ``sage+`` and ``gat+`` in the catalogue
+are the same classes with different defaults.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
-from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
-from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory
+from difformer.zoo.edge_attention import check_attention_memory, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option
 from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
 from difformer.zoo.neighbour_graph import METRICS, NeighbourGraph
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
-SLOPE = 0.2  # of the LeakyReLU of graph attention, below zero
+SLOPE = 0.2  # negative slope of the LeakyReLU of graph attention
 
 
 class Stack(Encoder):
-    r"""Layers that differ by how they combine a node with its neighbours.
+    r"""A stack of layers that differ in how they combine a node with its neighbours.
 
     .. math::
         Z^{(k+1)} = \mathrm{dropout}(σ(\mathrm{norm}(\mathrm{layer}_k(Z^{(k)}) + Z^{(k)} R_k))),
 
-    with :math:`Z^{(0)} = X` or dropout(X W + b), and R only with `residual`. The outputs are a last layer without norm
-    and activation or, with `linear_head`, a linear map of the states; with `jumping`, of their sum over all layers.
-    A subclass gives `maps` and `combine`: all linear maps of a layer's input are one product, so that features may be
-    sparse, and there is one dropout mask for all of them.
+    with :math:`Z^{(0)} = X` or dropout(X W + b), and R only with `residual`. The outputs come from a last layer without
+    norm and activation or, with `linear_head`, from a linear map of the states (of their sum over all layers with
+    `jumping`). A subclass defines `maps` and `combine`. All linear maps of a layer's input are computed as one product
+    with one dropout mask, which also serves sparse features.
     """
 
-    num_layers: int = option(2, "Layers; without `linear_head` the last of them gives the outputs.")
+    num_layers: int = option(2, "Layers; without `linear_head` the last one computes the outputs.")
     dropout: float = option(0.0, "After each activation.")
-    input_dropout: float | None = option(0.0, "On the features; None is the same as `dropout`.")
-    residual: bool = option(False, "Whether a linear map of its input is added to every hidden layer.")
-    norm: str = option("none", 'Before each activation: ``"batch"``, ``"layer"`` (also true) or ``"none"``.')
+    input_dropout: float | None = option(0.0, "On the features; None uses `dropout`.")
+    residual: bool = option(False, "Whether each hidden layer adds a linear map of its input.")
+    norm: str = option("none", 'Before each activation: ``"batch"``, ``"layer"`` (or true) or ``"none"``.')
     jumping: bool = option(False, "Whether the output layer sees the sum of all hidden states instead of the last.")
-    linear_input: bool = option(False, "Whether a linear map and dropout come before the first layer.")
+    linear_input: bool = option(False, "Whether a linear map and dropout precede the first layer.")
     linear_head: bool = option(False, "Whether a linear map of the states follows `num_layers` hidden layers.")
     activation: str = one_of("relu", "elu")
 
@@ -62,23 +62,23 @@ class Stack(Encoder):
         self.shortcuts = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes) if self.residual)
 
     def maps(self, k: int) -> list[Tensor]:
-        """Weights ``[out, in]`` of all linear maps that layer k takes of its input."""
-        raise NotImplementedError
+        """Weights ``[out, in]`` of the linear maps of layer k."""
+        return [self.hidden[k].weight]  # type: ignore[index, union-attr]
 
     def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
-        """Layer k from these maps of its input."""
+        """The output of layer k, given the linear maps of its input."""
         raise NotImplementedError
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        """What `combine` and `last_layer` are given of the graph."""
-        return None
+        """The graph that `combine` and `last_layer` receive."""
+        return observed.graph
 
     def last_layer(self, z: Tensor, graph: Any) -> Tensor:
-        """What the last layer does before its linear map, which is the decoder's."""
+        """The last layer without its linear map, which is in the decoder."""
         return z
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """What the decoder maps: states, or with the propagation of the last layer already made."""
+        """Inputs of the decoder: the states, propagated by the last layer if there is no linear head."""
         graph = self.surroundings(x, observed)
         activation: Callable[[Tensor], Tensor] = ACTIVATIONS[self.activation]
         rate = self.dropout if self.input_dropout is None else self.input_dropout
@@ -104,21 +104,18 @@ class Stack(Encoder):
 
 
 class MLP(Stack):
-    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure."""
+    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`, without the graph."""
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
         self.output = nn.Linear(self.sizes[-1], out_channels)
 
-    def maps(self, k: int) -> list[Tensor]:
-        return [self.hidden[k].weight]  # type: ignore[list-item]
-
-    def combine(self, k: int, products: list[Tensor], graph: None) -> Tensor:
+    def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
         return products[0] + self.hidden[k].bias  # type: ignore[operator]
 
     def look(self, x: Features, *structure: Any) -> Observed:
-        """Structure is neither used nor checked."""
+        """Without structure, which is neither used nor checked."""
         return Observed(x.shape[0], x.device)
 
     def decode(self, states: Tensor) -> Tensor:
@@ -128,16 +125,16 @@ class MLP(Stack):
 class GCN(Stack):
     r"""Graph convolution (Kipf and Welling, ICLR 2017): layers :math:`σ(S Z W_k + b_k)`.
 
-    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The last layer propagates as well: `embed` gives the states
-    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers.
+    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. `embed` returns the states after the propagation of the last
+    layer, so that pooled states can be decoded too. The layers equal PyTorch Geometric's ``GCNConv``.
     """
 
-    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
-    knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
+    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
+    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
-        # The bias comes after propagation, so it is kept apart from the map that comes before.
+        # Propagation comes between the map and the bias.
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in self.sizes[1:])
         self.output = nn.Linear(self.sizes[-1], out_channels)
@@ -147,28 +144,21 @@ class GCN(Stack):
         self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        """The graph with self-loops, or the neighbour graph."""
         return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
 
-    def spread(self, z: Tensor, graph: Any) -> Tensor:
+    def last_layer(self, z: Tensor, graph: Any) -> Tensor:
         return graph.propagate(z)
-
-    def maps(self, k: int) -> list[Tensor]:
-        return [self.hidden[k].weight]  # type: ignore[list-item]
 
     def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
         # Mapping first: propagation is linear, and there are fewer hidden channels than features.
-        return self.spread(products[0], graph) + self.biases[k]
-
-    def last_layer(self, z: Tensor, graph: Any) -> Tensor:
-        return self.spread(z, graph)
+        return self.last_layer(products[0], graph) + self.biases[k]
 
 
 class GraphSAGE(Stack):
     r"""GraphSAGE (Hamilton et al., NIPS 2017): :math:`σ(W_k z_i + M_k \, \mathrm{mean}_{j \in N(i)} z_j + b_k)`.
 
-    The two maps of the last layer, side by side, are the decoder: `embed` gives each state beside the mean of its
-    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers.
+    `embed` returns each state beside the mean of its neighbours' states; the decoder holds both maps of the last layer.
+    The layers equal PyTorch Geometric's ``SAGEConv``.
     """
 
     dropout: float = option(0.5, "After each activation.")
@@ -179,31 +169,27 @@ class GraphSAGE(Stack):
         self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
         self.output = nn.Linear((1 if self.linear_head else 2) * self.sizes[-1], out_channels)
 
-    def surroundings(self, x: Features, observed: Observed) -> Graph | None:
-        return observed.graph
-
     def maps(self, k: int) -> list[Tensor]:
         return [self.own[k].weight, self.neighbours[k].weight]  # type: ignore[list-item]
 
+    def mean(self, z: Tensor, graph: Graph | None) -> Tensor:
+        """The weighted mean over neighbours; zero for a node without neighbours."""
+        return torch.zeros_like(z) if graph is None else graph.propagate(z, "random_walk")
+
     def combine(self, k: int, products: list[Tensor], graph: Graph | None) -> Tensor:
-        return products[0] + self.own[k].bias + neighbour_mean(products[1], graph)  # type: ignore[operator]
+        return products[0] + self.own[k].bias + self.mean(products[1], graph)  # type: ignore[operator]
 
     def last_layer(self, z: Tensor, graph: Graph | None) -> Tensor:
-        return torch.cat([z, neighbour_mean(z, graph)], 1)
-
-
-def neighbour_mean(z: Tensor, graph: Graph | None) -> Tensor:
-    """Mean over neighbours, weighted where edges are; zero for a node without neighbours."""
-    return torch.zeros_like(z) if graph is None else graph.propagate(z, "random_walk")
+        return torch.cat([z, self.mean(z, graph)], 1)
 
 
 class GATLayer(nn.Module):
-    r"""Values and attention of one layer.
+    r"""Values and attention weights of one layer, per head:
 
     .. math::
         v_i = W z_i, \qquad s_{ij} \propto a_{ij} \exp(\mathrm{LeakyReLU}(a_1^\top v_i + a_2^\top v_j)),
 
-    for each head; the weights of a node's neighbours, the node itself among them, sum to one.
+    where the weights of a node's neighbours, including the node itself, sum to one.
     """
 
     def __init__(self, in_channels: int, out_channels: int, heads: int) -> None:
@@ -216,10 +202,10 @@ class GATLayer(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """``[N, H]`` each, of values ``[N, H, C]``: what a node adds to a score as its target, and as its source."""
+        """Contributions ``[N, H]`` of each node to scores as target and as source, from values ``[N, H, C]``."""
         both = torch.stack([self.to_target, self.to_source], 1)  # [H, 2, C]
         heads = torch.eye(self.shape[0], dtype=both.dtype, device=both.device)
-        # One product with a map that is zero between heads: faster than sums over short last axes.
+        # One block-diagonal product is faster than sums over short last axes.
         maps = torch.einsum("htc,hk->hctk", both, heads).flatten(2).flatten(0, 1)
         target, source = (values.flatten(1) @ maps).unflatten(1, (2, -1)).unbind(1)
         return target, source
@@ -234,18 +220,18 @@ class GAT(Stack):
     r"""Graph attention (Veličković et al., ICLR 2018): layers :math:`σ(\Vert_h S_h V_h + b)`, see `GATLayer`.
 
     The last layer averages its heads: :math:`\hat Y = \frac1H \sum_h S_h V_h + b` with V = Z W. It is computed as
-    (S_h Z) W_h: `embed` gives the propagated states of all its heads, `decode` the map. Equal to PyTorch Geometric's
-    ``GATConv`` layers; edge weights, which those do not take, multiply the exponentials.
+    (S_h Z) W_h: `embed` returns S_h Z of all heads, and `decode` applies W_h. The layers equal PyTorch Geometric's
+    ``GATConv``; edge weights, which ``GATConv`` ignores, multiply the exponentials.
     """
 
-    num_heads: int | None = option(None, "Heads of hidden layers; None takes 8, or its largest divisor that fits.")
+    num_heads: int | None = option(None, "Heads of hidden layers; None uses 8, or its largest divisor that fits.")
     output_heads: int = option(1, "Heads of the last layer.")
     dropout: float = option(0.6, "After each activation.")
     input_dropout: float | None = None
-    attention_dropout: float | None = option(None, "On the weights of attention; None is the same as `dropout`.")
+    attention_dropout: float | None = option(None, "On the attention weights; None uses `dropout`.")
     activation: str = one_of("elu", "relu")
-    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
-    knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
+    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
+    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -262,15 +248,13 @@ class GAT(Stack):
         self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""
         graph = observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
-        needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
-        what, remedy = "attention on {:,} edges", "train with batch_size=…, or fewer heads"
-        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
+        layers, remedy = len(self.layers) + 1, "train with batch_size=…, or fewer heads"
+        check_attention_memory("attention", [graph], self.heads, self.hidden_channels, layers, remedy)
         return graph
 
     def attend(self, layer: GATLayer, values: Tensor, v: Tensor, graph: Any) -> Tensor:
-        """``[N, H, c]``: ``v [N, H, c]``, propagated with the attention of ``values [N, H, C]``."""
+        """Propagates ``v [N, H, c]`` with the attention of ``values [N, H, C]``."""
         rate = self.dropout if self.attention_dropout is None else self.attention_dropout
         return edge_sum(dropout(layer.weights(values, graph), rate, self.training), v, graph)
 
@@ -297,7 +281,7 @@ class GAT(Stack):
 
 
 class GINLayer(nn.Module):
-    r"""One layer :math:`W_2 \, \mathrm{ReLU}(\mathrm{norm}(W_1 ((1 + ε) Z + A Z)))`, from the products W_1 Z."""
+    r"""One layer :math:`W_2 \, \mathrm{ReLU}(\mathrm{norm}(W_1 ((1 + ε) Z + A Z)))`, given the products W_1 Z."""
 
     def __init__(self, in_channels: int, channels: int, eps: float, learn_eps: bool, norm: str) -> None:
         super().__init__()
@@ -315,25 +299,20 @@ class GINLayer(nn.Module):
 class GIN(Stack):
     r"""The isomorphism network (Xu et al., ICLR 2019): :math:`σ(\mathrm{norm}(\mathrm{MLP}((1 + ε) Z + A Z)))`.
 
-    Edge weights weigh the sum. The layers are PyTorch Geometric's ``GINConv`` with an MLP of two maps.
+    The sum over neighbours is weighted. The layers equal PyTorch Geometric's ``GINConv`` with an MLP of two maps.
     """
 
-    eps: float = option(0.0, "ε, what a node's own state counts above a neighbour's.")
+    eps: float = option(0.0, "ε, extra weight of a node's own state.")
     learn_eps: bool = option(False, "Whether ε is trained, one per layer.")
     norm: str = option("batch", 'After each layer and within its MLP: ``"batch"``, ``"layer"`` or ``"none"``.')
     dropout: float = option(0.5, "After each layer.")
-    linear_head: bool = option(
-        True, "Whether all `num_layers` layers are hidden; otherwise the output is the last of them."
-    )
+    linear_head: bool = option(True, "Whether a linear map follows `num_layers` hidden layers; else it is the last.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         layer = partial(GINLayer, eps=self.eps, learn_eps=self.learn_eps, norm=self.norm)
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.sizes))
         self.output = nn.Linear(self.sizes[-1], out_channels)
-
-    def surroundings(self, x: Features, observed: Observed) -> Graph | None:
-        return observed.graph
 
     def maps(self, k: int) -> list[Tensor]:
         return [self.layers[k].first.weight]  # type: ignore[union-attr, list-item]
@@ -343,16 +322,15 @@ class GIN(Stack):
 
 
 class SGC(Encoder):
-    r"""Simple graph convolution (Wu et al., ICML 2019): :math:`\hat Y = S^K X W + b`, linear in diffused features.
+    r"""Simple graph convolution (Wu et al., ICML 2019): :math:`\hat Y = S^K X W + b`.
 
-    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. Propagation and map commute, so outputs are computed as
-    S^K (X W), with as many columns as there are outputs.
+    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. Outputs are computed as S^K (X W), which has fewer columns.
 
     Args:
-        hidden_channels: Not used: there is no hidden layer.
+        hidden_channels: Not used; there is no hidden layer.
     """
 
-    num_layers: int = option(2, "K, propagations.", least=0)
+    num_layers: int = option(2, "K, number of propagations.", least=0)
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.output = nn.Linear(in_channels, out_channels)
@@ -376,14 +354,14 @@ class SGC(Encoder):
 class APPNP(Encoder):
     r"""Predict, then propagate (Gasteiger et al., ICLR 2019): :math:`Z^{(k+1)} = (1 - α) S Z^{(k)} + α Z^{(0)}`.
 
-    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The MLP's last map comes after
-    propagation, with which it commutes, so that pooled states can be decoded too.
+    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The MLP's last map, which
+    commutes with propagation, comes after it, so that pooled states can be decoded too.
     """
 
-    num_layers: int = option(10, "Steps K.", least=0)
-    alpha: float = option(0.1, "α, the share of a node's own prediction.")
-    mlp_layers: int = option(2, "Linear maps of the MLP, the output's included.")
-    dropout: float = option(0.5, "Before each linear map, on features too.")
+    num_layers: int = option(10, "K, number of steps.", least=0)
+    alpha: float = option(0.1, "α, share of a node's own prediction.")
+    mlp_layers: int = option(2, "Linear maps of the MLP, including the output layer.")
+    dropout: float = option(0.5, "Before each linear map, including on the features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         sizes = [in_channels] + [hidden_channels] * (self.mlp_layers - 1)
@@ -407,13 +385,13 @@ class GCNII(Encoder):
         Z^{(k+1)} = \mathrm{ReLU}\left( \left( (1 - α) S Z^{(k)} + α Z^{(0)} \right)
         \left( (1 - β_k) I + β_k W_k \right) \right), \qquad β_k = \ln(θ / k + 1), \; k = 1 … K,
 
-    between a linear input with ReLU and a linear output. The layers are PyTorch Geometric's ``GCN2Conv``.
+    between a linear input layer with ReLU and a linear output layer. The layers equal PyTorch Geometric's ``GCN2Conv``.
     """
 
-    num_layers: int = option(16, "K.")
-    alpha: float = option(0.1, "α, the share of the initial states.")
-    theta: float = option(0.5, "θ, how much of a layer's map counts.")
-    dropout: float = option(0.6, "Before each linear map and each layer, on features too.")
+    num_layers: int = option(16, "K, number of layers.")
+    alpha: float = option(0.1, "α, share of the initial states.")
+    theta: float = option(0.5, "θ, strength of the maps W_k.")
+    dropout: float = option(0.6, "Before each linear map and each layer, including on the features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.input = nn.Linear(in_channels, hidden_channels)
@@ -433,10 +411,7 @@ class GCNII(Encoder):
 
 
 def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor:
-    r"""How much outputs vary along edges, :math:`\mathrm{tr}(F^\top L F)`.
-
-    L is :math:`D - A` (``"none"``) or :math:`D^{-1/2} (D - A) D^{-1/2}` (``"gcn"``).
-    """
+    r""":math:`\mathrm{tr}(F^\top L F)` with L = D - A (``"none"``) or D^{-1/2} (D - A) D^{-1/2} (``"gcn"``)."""
     if graph is None:
         return outputs.new_zeros(())
     degree = graph.degree(outputs.dtype)
@@ -445,14 +420,14 @@ def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor
 
 
 class ManiReg(MLP):
-    r"""An MLP whose loss has the term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
+    r"""An MLP whose loss has the additional term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
 
-    The graph is used in training only: a trained model looks at each instance by itself.
+    The graph is used in training only; predictions depend on the features of the instance alone.
     """
 
     dropout: float = option(0.5, "After each activation.")
     penalty_weight: float = option(0.1, "λ.")
-    graph_norm: str = one_of("gcn", "none", about="The Laplacian, normalised (gcn) or plain (none).")
+    graph_norm: str = one_of("gcn", "none", about='The Laplacian L, normalised (``"gcn"``) or plain (``"none"``).')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -461,7 +436,7 @@ class ManiReg(MLP):
         self._last: Tensor | None = None
 
     def look(self, x: Features, *structure: Any) -> Observed:
-        """Structure is used and checked in training alone."""
+        """Structure is used and checked in training only."""
         return Observed.of(x, *structure) if self.training else super().look(x)
 
     def outputs(self, x: Features, observed: Observed) -> Tensor:
@@ -472,6 +447,6 @@ class ManiReg(MLP):
         return found
 
     def penalty(self) -> Tensor:
-        """The term of the last pass in training mode; zero after one in evaluation mode."""
+        """The term of the last pass in training mode; zero after a pass in evaluation mode."""
         term, self._last = self._last, None
         return torch.zeros((), device=self.output.weight.device) if term is None else term

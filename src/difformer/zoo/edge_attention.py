@@ -1,19 +1,19 @@
-r"""Attention along edges, with a backward pass that keeps nothing of the size of edges × channels.
+r"""Attention along edges whose backward pass stores nothing of size edges × channels.
 
-For edges e = (j → i), heads h and channels c there are two products, each the other's derivative:
+For edges e = (j → i), heads h and channels c, two products are each other's derivatives:
 
 .. math::
     \mathrm{scores}(q, k)_{eh} = \sum_c q_{ihc} k_{jhc}, \qquad
     \mathrm{sum}(w, v)_{ihc} = \sum_{e = (j → i)} w_{eh} v_{jhc},
 
-so a backward pass needs the states alone. Automatic differentiation would keep every gathered row, one per edge, for
-every layer. Likewise, spreading the value of a node to all edges into it and summing the values of these edges are each
-the other's derivative. On a CPU edges that are used again are sorted once, and all heads together are one sparse
-product that gathers nothing; elsewhere rows are gathered in slices of bounded size.
+so the backward pass needs the states only; automatic differentiation would store a gathered row per edge and layer. The
+same holds for copying a node's value to its incoming edges and summing over them. On a CPU, edges of a reused graph are
+sorted once, and all heads form one sparse product without gathering; otherwise rows are gathered in bounded slices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,22 +21,23 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.interface import EDGE_ENTRIES
+from difformer.diffusion.coupling.matrix import edge_chunks
 from difformer.graph import Graph
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR
+from difformer.zoo.encoder import refuse_beyond_memory
 
-HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes per number
-SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is
+HEAD_ENTRIES = 2**22  # edges × heads per sparse product; its index takes 12 bytes per entry
+SPREAD = 30.0  # range of scores that may share one maximum: e^-30 is far above the smallest float
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Edges sorted by one of their ends, ``[E]`` each but `crow`, ``[N + 1]``."""
+    """Edges sorted by one of their ends."""
 
-    crow: Tensor  # int32: the edges of row i are crow[i]:crow[i + 1]
-    col: Tensor  # int32: the other ends in that order
-    order: Tensor  # int64: the edge at each place
+    crow: Tensor  # int32 [N + 1]: row i has the edges crow[i]:crow[i + 1]
+    col: Tensor  # int32 [E]: the other ends
+    order: Tensor  # int64 [E]: the edge at each position
     _by_heads: dict[int, Order] = field(default_factory=dict)
     _collecting: dict[torch.dtype, CSR] = field(default_factory=dict)
 
@@ -48,16 +49,16 @@ class Order:
         return Order(crow, col[order].int(), order)
 
     def collecting(self, dtype: torch.dtype) -> CSR:
-        """A matrix ``[N, E]`` of ones: row i marks its edges among all edges as they were given; kept."""
+        """The incidence matrix ``[N, E]`` of ones, over edges in their original order; cached."""
         if dtype not in self._collecting:
             self._collecting[dtype] = CSR(self.crow, self.order.int(), torch.ones_like(self.order, dtype=dtype))
         return self._collecting[dtype]
 
     def heads(self, count: int) -> Order:
-        """The order of a graph of ``N × count`` nodes in which each head has its own copy of the edges; kept.
+        """The order of a graph of ``N × count`` nodes in which each head has its own copy of the edges; cached.
 
-        States ``[N, H, C]`` are states of its nodes as they lie in memory, so that one product serves all heads.
-        Its `order` says which of the ``[E, H]`` numbers of edges is at each place.
+        States ``[N, H, C]`` are the states of these nodes without a copy, so one product serves all heads. Its
+        `order` indexes the flattened ``[E, H]`` values of edges.
         """
         if count == 1:
             return self
@@ -75,7 +76,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """Both ends of the edges, and their orders where they are kept: `order` by `into`, `other` by `out_of`."""
+    """Both ends of the edges and, if cached, their orders: `order` by `into`, `other` by `out_of`."""
 
     nodes: int
     into: Tensor
@@ -91,13 +92,13 @@ _known: WeakKeyDictionary[Graph, Ends] = WeakKeyDictionary()
 
 
 def ends_of(graph: Graph) -> Ends:
-    """The ends of a graph's edges; sorted at first use where the graph is kept, on a CPU."""
+    """The ends of a graph's edges; sorted at first use if the graph is reused and on a CPU."""
     (source, target), nodes = graph.edge_index, graph.num_nodes
-    # Sorting looks at values, which a compiled program cannot.
+    # Sorting depends on values, which a compiled program does not know.
     if not graph.keep or graph.device.type != "cpu" or torch.compiler.is_compiling():
         return Ends(nodes, target, source)
     if graph not in _known:
-        # Made under inference mode it could never be trained on.
+        # Tensors made under inference mode could not be used in training.
         with torch.inference_mode(False), torch.no_grad():
             orders = Order.of(target, source, nodes), Order.of(source, target, nodes)
             _known[graph] = Ends(nodes, target, source, *orders)
@@ -105,16 +106,9 @@ def ends_of(graph: Graph) -> Ends:
 
 
 def _order(states: Tensor, ends: Ends) -> Order | None:
-    """The order of the edges, where sparse products can take these states."""
+    """The order of the edges if sparse products support these states."""
     fits = states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64) and states.numel() > 0
     return ends.order if fits else None
-
-
-def _slices(edges: int, columns: int) -> list[slice]:
-    if torch.compiler.is_compiling():  # how many there are would be a question of values
-        return [slice(None)]
-    size = max(1, EDGE_ENTRIES // max(1, columns))
-    return [slice(start, start + size) for start in range(0, max(1, edges), size)]
 
 
 def _head_slices(heads: int, edges: int) -> list[slice]:
@@ -129,13 +123,13 @@ def _sparse(order: Order | CSR, values: Tensor, columns: int) -> Tensor:
 
 def _product(order: Order | CSR, values: Tensor, x: Tensor) -> Tensor:
     out = x.new_empty(order.crow.numel() - 1, x.shape[1])
-    # The vendor's product: rows of single heads are too short for kernels that are made for whole states.
+    # Rows of single heads are too short for the package's own kernels.
     with torch.autocast("cpu", enabled=False):
         return torch.addmm(out, _sparse(order, values, x.shape[0]), x.contiguous(), beta=0, out=out)
 
 
 class _EdgeFunction(torch.autograd.Function):
-    """A function of tensors and `Ends`, whose runs of a stack lie side by side like heads: one call serves them."""
+    """A function of tensors and `Ends`; under vmap the stacked runs become additional heads of one call."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -156,7 +150,7 @@ class _EdgeFunction(torch.autograd.Function):
 
 
 class _Scores(_EdgeFunction):
-    """``q, k [N, H, C]`` → ``[E, H]``: products of the targets and sources of edges."""
+    """``q, k [N, H, C]`` → ``[E, H]``: inner products of targets and sources."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, ends: Ends) -> Tensor:
@@ -170,7 +164,7 @@ class _Scores(_EdgeFunction):
                 unsorted = torch.empty_like(products).scatter_(0, heads.order, products)
                 each.append(unsorted.view(edges, -1))
             return each[0] if len(each) == 1 else torch.cat(each, 1)
-        parts = _slices(edges, q.shape[1] * q.shape[2])
+        parts = edge_chunks(edges, q.shape[1] * q.shape[2])
         return torch.cat([(q.index_select(0, left[at]) * k.index_select(0, right[at])).sum(-1) for at in parts])
 
     @staticmethod
@@ -180,7 +174,7 @@ class _Scores(_EdgeFunction):
 
 
 class _Sum(_EdgeFunction):
-    """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: at every target the weighted sum over its sources."""
+    """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: the weighted sum over the sources of each target."""
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, ends: Ends) -> Tensor:
@@ -192,7 +186,7 @@ class _Sum(_EdgeFunction):
                 each.append(_product(heads, values, v[:, at].flatten(0, 1)).view(v.shape[0], -1, v.shape[2]))
             return each[0] if len(each) == 1 else torch.cat(each, 1)
         total = torch.zeros_like(v)
-        for at in _slices(ends.into.numel(), v.shape[1] * v.shape[2]):
+        for at in edge_chunks(ends.into.numel(), v.shape[1] * v.shape[2]):
             total = total.index_add(0, ends.into[at], w[at].unsqueeze(-1) * v.index_select(0, ends.out_of[at]))
         return total
 
@@ -203,7 +197,7 @@ class _Sum(_EdgeFunction):
 
 
 class _Spread(_EdgeFunction):
-    """``x [N, H]`` → ``[E, H]``: at every edge the number of its target."""
+    """``x [N, H]`` → ``[E, H]``: the value of each edge's target."""
 
     @staticmethod
     def forward(x: Tensor, ends: Ends) -> Tensor:
@@ -215,7 +209,7 @@ class _Spread(_EdgeFunction):
 
 
 class _Collect(_EdgeFunction):
-    """``y [E, H]`` → ``[N, H]``: at every node the sum over the edges that end in it."""
+    """``y [E, H]`` → ``[N, H]``: the sum over the incoming edges of each node."""
 
     @staticmethod
     def forward(y: Tensor, ends: Ends) -> Tensor:
@@ -241,21 +235,18 @@ def edge_sum(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
 
 
 def from_targets(x: Tensor, graph: Graph) -> Tensor:
-    """``[E, H]``: at each edge the numbers ``[N, H]`` of its target."""
+    """``[E, H]``: the values ``[N, H]`` of each edge's target."""
     return _Spread.apply(x, ends_of(graph))
 
 
 def from_sources(x: Tensor, graph: Graph) -> Tensor:
-    """``[E, H]``: at each edge the numbers ``[N, H]`` of its source."""
+    """``[E, H]``: the values ``[N, H]`` of each edge's source."""
     return _Spread.apply(x, ends_of(graph).turned())
 
 
 def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
-    r"""Weights ``[E, H]`` of the edges into a node, :math:`a_{ij} e^{s_{ij}} / \sum_l a_{il} e^{s_{il}}`.
-
-    An edge's own weight a_ij multiplies its exponential; an edge of weight zero has no effect.
-    """
-    # The factor that keeps exponentials from overflowing cancels.
+    r"""Weights ``[E, H]`` of the edges into a node, :math:`a_{ij} e^{s_{ij}} / \sum_l a_{il} e^{s_{il}}`."""
+    # The factor that prevents overflow cancels.
     each = torch.exp(scores - _largest(scores.detach(), graph))
     if graph.edge_weight is not None:
         each = each * graph.weights(each.dtype).unsqueeze(1)
@@ -264,7 +255,7 @@ def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
 
 
 def _largest(scores: Tensor, graph: Graph) -> Tensor:
-    """What scores are taken relative to: the largest of all where none is far below, else that of each target."""
+    """The maximum to subtract: one for all scores if their range is below `SPREAD`, else one per target."""
     if scores.device.type == "cpu" and scores.numel() and is_eager(scores):
         low, high = scores.aminmax()
         if float(high - low) < SPREAD:
@@ -276,5 +267,14 @@ def _largest(scores: Tensor, graph: Graph) -> Tensor:
 
 
 def attention_bytes(graph: Graph, heads: int, channels: int, layers: int) -> float:
-    """Bytes that training keeps for attention along edges: four numbers per edge and head, four per state."""
+    """Bytes that training stores for attention along edges: four numbers per edge and head, four per state."""
     return 16.0 * layers * (graph.num_edges * heads + graph.num_nodes * channels)
+
+
+def check_attention_memory(
+    what: str, graphs: Sequence[Graph], heads: int, channels: int, layers: int, remedy: str
+) -> None:
+    """Raises a `WouldNotFitError` if training with attention on these edges needs more memory than is free."""
+    edges = sum(graph.num_edges for graph in graphs)
+    needed = sum(attention_bytes(graph, heads, channels, layers) for graph in graphs)
+    refuse_beyond_memory(needed, graphs[0].device, what + " on {:,} edges", remedy, count=edges, training=True)

@@ -4,75 +4,74 @@ An equation :math:`\partial Z / \partial t = r(Z)` is solved by explicit steps o
 
 .. math::
     Z^{+} = Z + τ r(Z) \;\; \text{(Euler)}, \qquad
-    Z^{+} = Z + \tfrac{τ}{6} (r_1 + 2 r_2 + 2 r_3 + r_4) \;\; \text{(Runge and Kutta's, of order four)}.
+    Z^{+} = Z + \tfrac{τ}{6} (r_1 + 2 r_2 + 2 r_3 + r_4) \;\; \text{(Runge-Kutta of order four)}.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.diffusion.coupling import EdgeAttention
-from difformer.diffusion.dynamics import flow
+from difformer.diffusion.dynamics import Transform, flow
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
-from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_softmax, edge_sum
+from difformer.zoo.edge_attention import check_attention_memory, edge_scores, edge_softmax, edge_sum
 from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory, self_loops
 from difformer.zoo.linear_maps import linear, make_norm
 
 METHODS = ("euler", "rk4", "dopri5")
-Rate = Callable[[Tensor], Tensor]
 
 
 def integrate(
-    rate: Rate, z: Tensor, steps: int, step_size: float | Tensor, method: str = "euler", tolerance: float = 1e-3
+    target: Transform, z: Tensor, steps: int, step: float | Tensor, method: str, tolerance: float = 1e-3
 ) -> Tensor:
-    """States at time ``steps × step_size``, from z at time 0; ``"dopri5"`` chooses its own steps."""
+    """The solution of ∂Z/∂t = target(Z) - Z at time ``steps × step``; ``"dopri5"`` chooses its own steps."""
+
+    def rate(z: Tensor) -> Tensor:
+        return target(z) - z
+
     if method == "dopri5":
         try:
             from torchdiffeq import odeint
         except ImportError as missing:
             raise ImportError("method='dopri5' needs torchdiffeq: pip install 'difformer[ode]'") from missing
-        times = torch.tensor([0.0, float(steps * step_size)], dtype=z.dtype, device=z.device)
+        times = torch.tensor([0.0, float(steps * step)], dtype=z.dtype, device=z.device)
         return odeint(lambda _, states: rate(states), z, times, method="dopri5", rtol=tolerance, atol=tolerance)[-1]
     for _ in range(steps):
-        z = z + step_size * rate(z) if method == "euler" else _rk4(rate, z, step_size)
+        if method == "rk4":
+            first = rate(z)
+            second = rate(z + step / 2 * first)
+            third = rate(z + step / 2 * second)
+            z = z + step / 6 * (first + 2 * second + 2 * third + rate(z + step * third))
+        else:  # one operation, or none for a step of length one
+            z = target(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, target(z), step)
     return z
 
 
-def _rk4(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:
-    first = rate(z)
-    second = rate(z + step / 2 * first)
-    third = rate(z + step / 2 * second)
-    fourth = rate(z + step * third)
-    return z + step / 6 * (first + 2 * second + 2 * third + fourth)
-
-
 class GRAND(Encoder):
-    r"""Graph neural diffusion (Chamberlain et al., ICML 2021), from a linear input to a linear output:
+    r"""Graph neural diffusion (Chamberlain et al., ICML 2021), between a linear input and a linear output layer:
 
     .. math::
         \frac{\partial Z}{\partial t} = (S(Z) - I) Z, \qquad
         s_{ij} = \frac1H \sum_h \mathrm{softmax}_{j \in N(i)} \frac{(W_Q^h z_i)^\top W_K^h z_j}{\sqrt{d_h}},
 
-    with neighbourhoods that hold the node itself; an edge's weight multiplies its exponential. GRAND-l
-    (``linear=True``) takes S at Z(0) and keeps it. Euler steps are stable for τ up to one, as rows of S sum to one.
+    where N(i) includes i; an edge's weight multiplies its exponential. GRAND-l (``linear=True``) computes S once, at
+    Z(0). Rows of S sum to one, so Euler steps are stable for τ up to one.
     """
 
-    linear: bool = option(False, "Whether attention is taken once, at the initial states.")
+    linear: bool = option(False, "Whether attention is computed once, at the initial states.")
     num_layers: int = option(8, "Steps of the solver.")
     step_size: float = option(1.0, "τ; the time is ``num_layers × step_size`` unless `time` is given.")
-    time: float | None = option(None, "T; given, the steps are T / `num_layers` long.")
-    method: str = one_of(*METHODS, about="dopri5 is adaptive, by torchdiffeq; `num_layers` then only gives T.")
+    time: float | None = option(None, "T; if given, each step has length T / `num_layers`.")
+    method: str = one_of(*METHODS, about="dopri5 (torchdiffeq) is adaptive; `num_layers` then only determines T.")
     tolerance: float = option(1e-3, 'Relative and absolute tolerance of ``"dopri5"``.')
-    num_heads: int | None = option(None, "Heads, averaged; None takes 4, or its largest divisor that fits.")
-    dropout: float = option(0.5, "Before each of the two linear maps, on features too.")
+    num_heads: int | None = option(None, "Heads, averaged; None uses 4, or its largest divisor that fits.")
+    dropout: float = option(0.5, "Before each of the two linear maps, including on the features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.heads = check_heads(self.num_heads, hidden_channels, default=4)
@@ -83,68 +82,55 @@ class GRAND(Encoder):
     def attention(self, z: Tensor, graph: Graph) -> Tensor:
         """S(Z) on the edges of `graph`, ``[E, 1]``: the mean over heads."""
         shape = (self.heads, self.query.out_features // self.heads)
-        scale = shape[1] ** -0.5  # on the map, which is small, not on the queries
+        scale = shape[1] ** -0.5  # applied to the map, which is smaller than the queries
         q = functional.linear(z, scale * self.query.weight, scale * self.query.bias).unflatten(1, shape)
         each = edge_softmax(edge_scores(q, self.key(z).unflatten(1, shape), graph), graph)
         return each @ each.new_full((self.heads, 1), 1 / self.heads)
 
     def source(self, initial: Tensor) -> Tensor | None:
-        """What is added to the flow at every time; nothing here."""
+        """A constant term of ∂Z/∂t; None here."""
         return None
-
-    def towards(self, initial: Tensor, graph: Graph) -> Callable[[Tensor], Tensor]:
-        """S(Z) Z and the source, as a function of Z: ∂Z/∂t is this less Z."""
-        source = self.source(initial)
-        fixed = self.attention(initial, graph) if self.linear else None
-
-        def reached(z: Tensor) -> Tensor:
-            weights = self.attention(z, graph) if fixed is None else fixed
-            spread = edge_sum(weights, z.unsqueeze(1), graph).squeeze(1)
-            return spread if source is None else spread + source
-
-        return reached
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped
         passes = self.num_layers * (4 if self.method == "rk4" else 1)
-        needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
-        what, remedy = (
-            f"a diffusion of {passes} evaluations on {{:,}} edges",
-            "train with batch_size=…, or fewer layers",
-        )
-        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
+        sizes, remedy = (self.heads, self.output.in_features, passes), "train with batch_size=…, or fewer layers"
+        check_attention_memory(f"a diffusion of {passes} evaluations", [graph], *sizes, remedy)
         z = linear(self.input, x, self.dropout, self.training)
         step = self.step_size if self.time is None else self.time / self.num_layers
-        reached = self.towards(z, graph)
-        if self.method == "euler":  # one operation per step, none for a step of length one
-            for _ in range(self.num_layers):
-                z = reached(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, reached(z), step)
-        else:
-            z = integrate(lambda z: reached(z) - z, z, self.num_layers, step, self.method, self.tolerance)
+        source = self.source(z)
+        fixed = self.attention(z, graph) if self.linear else None
+
+        def target(z: Tensor) -> Tensor:
+            weights = self.attention(z, graph) if fixed is None else fixed
+            spread = edge_sum(weights, z.unsqueeze(1), graph).squeeze(1)
+            return spread if source is None else spread + source
+
+        z = integrate(target, z, self.num_layers, step, self.method, self.tolerance)
         return dropout(functional.relu(z), self.dropout, self.training)
 
 
 class GRANDPlusPlus(GRAND):
-    r"""GRAND with a source at the labelled nodes I: GRAND++ of Thorpe et al. (ICLR 2022),
+    r"""GRAND++ (Thorpe et al., ICLR 2022): GRAND with a source at the labelled nodes I,
 
     .. math::
         \frac{\partial z_i}{\partial t} = \sum_j s_{ij} z_j - z_i + β \, [\, i \in I \,] \, (z_i(0) - \bar z),
         \qquad \bar z = \frac{1}{|I|} \sum_{j \in I} z_j(0),
 
-    which keeps states apart however long they diffuse. `observe` says which nodes are labelled; before that there is
-    no source. It needs the whole graph: parts do not know their labelled nodes.
+    which prevents states from collapsing over long times. There is no source until `observe` names the labelled nodes.
+    The model needs the whole graph.
     """
 
     source_weight: float = option(1.0, "β.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
-        # Not saved: which nodes are labelled belongs to the graph, and each run of a stack may have its own labels.
+        # Not saved, since it belongs to the graph; a buffer, since each run of a stack may have its own labels.
         self.register_buffer("labelled", None, persistent=False)
         self.labelled: Tensor | None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes which nodes are labelled; the labels themselves are ignored."""
+        """Marks the labelled nodes; the labels themselves are ignored."""
         labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
         self.labelled = labelled.index_fill(0, train_index, True)
 
@@ -154,7 +140,7 @@ class GRANDPlusPlus(GRAND):
             return None
         if self.labelled.numel() != initial.shape[0]:
             raise UserError(
-                f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it takes the "
+                f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it needs the "
                 f"whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
             )
         here = self.labelled.unsqueeze(1).to(initial.dtype)
@@ -170,23 +156,23 @@ class EdgeDiffusion(Encoder):
         s_{ij} = \frac{a_{ij} \, g(\tilde z_i^\top \tilde z_j)}
         {\sum_{l \in N(i)} a_{il} \, g(\tilde z_i^\top \tilde z_l)},
 
-    between the input and output layers of `difformer.nn.DIFFormer`. A node is a neighbour of itself, so that every row
-    of S sums to one. S is taken at h(Z), from the states alone: there are no queries and keys.
+    between the input and output layers of `difformer.nn.DIFFormer`. N(i) includes i, so every row of S sums to one. S
+    is computed from the states h(Z), without queries and keys.
     """
 
     num_layers: int = option(2, "Steps.", least=0)
-    diffusivity: str | Diffusivity = option("simple", "g: a name, or a `Diffusivity`.")
-    similarity: str = one_of("cosine", "distance", about="As above, or f(‖z_i - z_j‖²).")
+    diffusivity: str | Diffusivity = option("simple", "g: a name or a `Diffusivity`.")
+    similarity: str = one_of("cosine", "distance", about="cosine as above; distance uses f(‖z_i - z_j‖²) instead of g.")
     step_size: float = option(0.5, "τ.")
     source_weight: float = option(0.0, "β; above 0 each step adds τβZ⁰.")
-    transform: bool = option(True, "Whether h is a linear map, one per step, or the identity.")
-    norm: bool = option(True, "Whether there are LayerNorms, after the input layer and after each step.")
+    transform: bool = option(True, "Whether h is a linear map per step; otherwise the identity.")
+    norm: bool = option(True, "Whether a LayerNorm follows the input layer and each step.")
     dropout: float = option(0.0, "After the input layer and after each step.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         if not 0 < self.step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {self.step_size!r}")
-        EdgeAttention(self_loops(1), self.diffusivity, self.similarity)  # says what is wrong with a diffusivity
+        EdgeAttention(self_loops(1), self.diffusivity, self.similarity)  # checks the diffusivity
         self.input = nn.Linear(in_channels, hidden_channels)
         self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.num_layers + 1))
         self.maps = nn.ModuleList(

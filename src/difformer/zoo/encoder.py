@@ -1,7 +1,7 @@
-"""What every model of the zoo is made from: the encoder, its options, and what a pass observes beside the features.
+"""The base class of all models of the zoo, its options, and the checked inputs of a forward pass.
 
-A model defines `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of
-a pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
+A model defines `Encoder.states`, which computes states from the features and the observed structure (`Observed`).
+Inputs are checked once, before that call, so a model never sees an ``edge_index`` that does not fit its rows.
 """
 
 from __future__ import annotations
@@ -25,46 +25,51 @@ from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
-WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
+WORTH_A_LOOK = 2**28  # bytes; below this, free memory is not queried
 SIZES = ("in_channels", "hidden_channels", "out_channels")
+SHARES = ("alpha", "graph_weight", "residual_weight")  # options in [0, 1]
+POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
+
+
+_loopless: ResultCache[Graph] = ResultCache()
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a forward pass knows beside the features, checked."""
+    """The checked inputs of a forward pass other than the features."""
 
     rows: int  # N
-    device: torch.device  # where the features are
-    graph: Graph | None = None  # observed edges; None where there are none
+    device: torch.device  # of the features
+    graph: Graph | None = None  # None if there are no edges
     segments: Segments | None = None  # the graphs of a batch; None for a single graph
-    given: bool = False  # whether edges were given, be it an empty list
+    given: bool = False  # whether the caller passed edges, possibly none
 
     @staticmethod
     def of(x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
-        """Arguments of a forward pass in one form; an error if edges, weights or batch do not fit the rows of `x`."""
+        """From the arguments of a forward pass; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
 
     def one_graph(self, system: str, knows: str) -> None:
-        """Raises a ValueError for a batch of graphs, or snapshots of a series, if the system knows single nodes."""
+        """Raises a ValueError for a batch of graphs or the snapshots of a series."""
         if self.segments is not None and self.segments.num_graphs > 1:
             raise UserError(f"{system} {knows}; it serves neither batches of graphs nor series")
 
     def once(self, kept: ResultCache[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
-        """The result of `work`, which depends on the graph and the batch only; computed once per graph."""
+        """The result of `work`, which depends on graph and batch only; cached per graph."""
         if self.graph is None:
             return work()
         return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
 
     @property
     def pairs(self) -> int:
-        """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
+        """Number of pairs of nodes within a graph, summed over the batch, including padding."""
         if self.segments is None:
             return self.rows**2
         return sum(graphs * nodes**2 for graphs, nodes, _ in self.segments.shapes)
 
     def places(self) -> tuple[Tensor, int]:
-        """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the largest graph's size."""
+        """The position ``[N]`` of each row within its graph, and the size of the largest graph."""
         place, segments = torch.arange(self.rows, device=self.device), self.segments
         if segments is None:
             return place, self.rows
@@ -74,12 +79,27 @@ class Observed:
 
     @property
     def looped(self) -> Graph:
-        """The graph with a self-loop at every node; self-loops alone where there are no edges."""
+        """The graph with a self-loop at every node; only self-loops if there are no edges."""
         return self_loops(self.rows, self.device) if self.graph is None else self.graph.with_self_loops()
 
     @property
+    def loopless(self) -> Graph | None:
+        """The graph without self-loops; cached per graph unless its weights need gradients."""
+        graph = self.graph
+        if graph is None:
+            return None
+
+        def work() -> Graph:
+            other = graph.edge_index[0] != graph.edge_index[1]
+            weight = None if graph.edge_weight is None else graph.edge_weight[other]
+            return Graph(graph.edge_index[:, other], graph.num_nodes, weight, keep=graph.keep)
+
+        differentiable = graph.edge_weight is not None and graph.edge_weight.requires_grad
+        return work() if differentiable else _loopless.of(graph, (), work)
+
+    @property
     def edges(self) -> Graph:
-        """The graph as it was given; one without edges where there are none."""
+        """The observed graph; an empty one if there are no edges."""
         if self.graph is not None:
             return self.graph
         return Graph(torch.empty(2, 0, dtype=torch.long, device=self.device), self.rows)
@@ -87,7 +107,7 @@ class Observed:
 
 def self_loops(num_nodes: int, device: torch.device | None = None) -> Graph:
     """A graph of self-loops only; cached, so that the next pass does not synchronise with the device."""
-    # What a compiler traces with must not outlive it.
+    # A tensor created while tracing must not stay in the cache.
     make = _loops.__wrapped__ if torch.compiler.is_compiling() else _loops
     return make(num_nodes, torch.device("cpu") if device is None else device)
 
@@ -98,27 +118,9 @@ def _loops(num_nodes: int, device: torch.device) -> Graph:
         return Graph(torch.arange(num_nodes, device=device).expand(2, -1), num_nodes)
 
 
-_loopless: ResultCache[Graph] = ResultCache()
-
-
-def without_loops(graph: Graph | None) -> Graph | None:
-    """A graph without its self-loops, for models that treat a node apart from its neighbours; made once per graph."""
-    if graph is None:
-        return None
-    if graph.edge_weight is not None and graph.edge_weight.requires_grad:
-        return _others(graph)
-    return _loopless.of(graph, (), lambda: _others(graph))
-
-
-def _others(graph: Graph) -> Graph:
-    other = graph.edge_index[0] != graph.edge_index[1]
-    weight = None if graph.edge_weight is None else graph.edge_weight[other]
-    return Graph(graph.edge_index[:, other], graph.num_nodes, weight, keep=graph.keep)
-
-
 @dataclass(frozen=True)
 class Option:
-    """An option of a model: its default and meaning, its annotation, and which values it takes (`check_option`)."""
+    """An option of a model: default, meaning, valid values and annotation."""
 
     default: Any
     about: str = ""
@@ -127,29 +129,37 @@ class Option:
     annotation: str = ""
 
     def check(self, name: str, value: Any) -> None:
+        """Raises a ValueError if `value` is not valid: by choices, by type for counts, else by name."""
         if self.choices:
             check_choice(name, value, self.choices)
-        elif not (value is None and "None" in self.annotation):
-            check_option(name, value, self.least)
+        elif value is None and "None" in self.annotation:
+            return
+        elif self.annotation.startswith("int") or (self.annotation == "Any" and type(self.default) is int):
+            check_count(name, value, self.least, optional="None" in self.annotation)
+        elif name.endswith("dropout") and not 0 <= value < 1:
+            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
+        elif name in SHARES and not 0 <= value <= 1:
+            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
+        elif name in POSITIVE and not 0 < value < math.inf:
+            raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
 def option(default: Any, about: str = "", *, least: int = 1) -> Any:
-    """An option with its meaning, which joins the docstring of its class; `least` is the smallest value of a count."""
+    """Declares an option; `about` is added to the docstring of the class, `least` is the minimum of a count."""
     return Option(default, about, least=least)
 
 
 def one_of(*choices: str, about: str = "") -> Any:
-    """An option that takes one of these names; the first is its default."""
+    """Declares an option with a fixed set of values; the first is the default."""
     return Option(choices[0], about or f"One of {', '.join(choices)}.", choices)
 
 
 class Encoder(nn.Module):
-    """A model in the form of `difformer.nn.Model`.
+    """Base class of models that follow `difformer.nn.Model`.
 
-    A subclass declares its options in its body, ``name: type = option(default, meaning)``, and gives `make` and
-    `states`; `make` sets `output` for a linear decoder. Options are checked by their names, see `check_option`, and
-    stored before `make` runs. A subclass has the options of the classes above it; with ``only=(…)``, those of them
-    that it names.
+    A subclass declares its options in the class body, ``name: type = option(default, meaning)``, and defines `make`
+    and `states`; `make` sets `output` if the decoder is linear. Options are checked and stored before `make` runs.
+    A subclass inherits the options of its bases, or only those it names with ``only=(…)``.
 
     Args:
         in_channels: Features per instance.
@@ -168,22 +178,21 @@ class Encoder(nn.Module):
             if name in vars(cls) and not name.startswith("_"):
                 given = vars(cls)[name]
                 own[name] = replace(given if isinstance(given, Option) else Option(given), annotation=str(annotation))
-                delattr(cls, name)  # it would hide a module of that name
+                delattr(cls, name)  # a class attribute would hide a module of that name
         doc = (cls.__doc__ or "").rstrip()
-        known = [(f"\n        {name}: ", one.about) for name, one in own.items()]
-        said = [name + about for name, about in known if about and name not in doc]
-        if said:
-            cls.__doc__ = "".join([doc, "" if "\n    Args:\n" in doc else "\n\n    Args:", *said])
+        if lines := [f"\n        {name}: {one.about}" for name, one in own.items() if one.about]:
+            cls.__doc__ = "".join([doc, "" if "\n    Args:\n" in doc else "\n\n    Args:", *lines])
         above = [base for base in cls.__bases__ if issubclass(base, Encoder)]
         inherited = [name for base in above for name in base._settable] if only is None else only
         cls._settable = tuple(dict.fromkeys((*own, *inherited)))
         cls._options = {name: option for base in above for name, option in base._options.items()} | own
-        keyword, positional = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        sizes = [inspect.Parameter(name, positional, annotation="int") for name in SIZES]
-        named = [(name, cls._options[name]) for name in cls._settable]
-        options = [inspect.Parameter(n, keyword, default=o.default, annotation=o.annotation) for n, o in named]
-        # A class with a constructor of its own is known by that.
-        cls.__signature__ = None if "__init__" in vars(cls) else inspect.Signature(sizes + options)  # type: ignore[attr-defined]
+        parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="int") for n in SIZES]
+        for name in cls._settable:
+            default, annotation = cls._options[name].default, cls._options[name].annotation
+            keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            parameters.append(keyword)
+        # A class with its own constructor keeps the signature of that.
+        cls.__signature__ = None if "__init__" in vars(cls) else inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
         super().__init__()
@@ -196,7 +205,7 @@ class Encoder(nn.Module):
         self.make(in_channels, hidden_channels, out_channels)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the penalty of the last pass holds on to that pass and is left out."""
+        """Without the penalty of the last pass, which holds the graph of gradients, for copies and pickles."""
         return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -204,7 +213,7 @@ class Encoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
 
     def look(self, x: Features, *structure: Any) -> Observed:
-        """What the model sees beside the features: edges, their weights and the batch."""
+        """The observed structure: edges, their weights and the batch."""
         return Observed.of(x, *structure)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
@@ -233,39 +242,15 @@ class Encoder(nn.Module):
 
 
 class Penalised(Encoder):
-    """An encoder whose pass leaves a term of the loss in ``_penalty``."""
+    """An encoder whose forward pass stores an additional loss term in ``_penalty``."""
 
     _penalty: Tensor | None = None
 
     def penalty(self) -> Tensor:
-        """The term of the last pass."""
+        """The loss term of the last forward pass."""
         if self._penalty is None:
-            raise UserError(f"{type(self).__name__} has no penalty yet: it is that of the last pass, so make one first")
+            raise UserError(f"{type(self).__name__} has no penalty yet: run a forward pass first")
         return self._penalty
-
-
-# ---- checks of options
-
-SHARES = ("alpha", "graph_weight", "residual_weight")
-POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
-COUNTS = (
-    "attention_layers", "degree", "edge_layers", "encoding_steps", "feature_layers", "global_layers", "graph_channels",
-    "bias_order", "hops", "inner_steps", "k", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads",
-    "num_layers", "num_nodes", "outer_every", "output_heads", "prior_layers", "random_features", "restart_every",
-    "samples", "virtual_nodes", "widening",
-)  # fmt: skip
-
-
-def check_option(name: str, value: Any, least: int = 1) -> None:
-    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked."""
-    if name in COUNTS:
-        check_count(name, value, least)
-    elif name.endswith("dropout") and not 0 <= value < 1:
-        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-    elif name in SHARES and not 0 <= value <= 1:
-        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-    elif name in POSITIVE and not 0 < value < math.inf:
-        raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -275,7 +260,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -> int:
-    """The number of heads: `default`, or its largest divisor that divides `hidden_channels`, where None is given."""
+    """The number of heads; None means `default`, or its largest divisor that divides `hidden_channels`."""
     heads = math.gcd(default, hidden_channels) if num_heads is None else num_heads
     if heads < 1 or hidden_channels % heads:
         raise UserError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
@@ -283,7 +268,7 @@ def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -
 
 
 def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The nodes of `index` whose class is known, and their classes; an error if the targets are not classes."""
+    """The nodes in `index` with a known class, and their classes; an error if the targets are not classes."""
     if y.dim() != 1 or y.is_floating_point():
         raise UserError(f"{system} needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
     known = index[y[index] >= 0]
@@ -296,19 +281,19 @@ def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]
 def refuse_beyond_memory(
     needed: float, device: torch.device, what: str, remedy: str, *, count: int = 0, training: bool = False
 ) -> None:
-    """Raises a `WouldNotFitError` before `what` runs, if it needs more bytes than are free, with a remedy.
+    """Raises a `WouldNotFitError` that names a remedy if `what` needs more bytes than are free.
 
-    `what` may say ``{:,}`` for a count. With `training`, only a pass with gradients is refused.
+    `what` may contain ``{:,}`` for the count. With `training`, only passes with gradients are checked.
     """
     if torch.compiler.is_compiling() or (training and not torch.is_grad_enabled()) or needed < WORTH_A_LOOK:
         return
-    # Work that is being recorded has run before; a question to the device may spoil the recording.
+    # Recorded work has run before, and a query to the device may break the recording.
     if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return
     free = free_bytes(device)
     if needed > free:
         gib = 2**30
-        # The CPU's memory is advice only where it is another one, and suffices.
+        # Suggest the CPU only if it is a different device with enough memory.
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise WouldNotFitError(
@@ -318,10 +303,9 @@ def refuse_beyond_memory(
 
 
 class Passes:
-    """How many training passes a model has made: a buffer ``[]`` of integers, saved with the model.
+    """Counts training passes in an integer buffer ``[]`` that is saved with the model.
 
-    Its value is read from the device only after something else wrote to it: a read waits until the device has finished
-    all earlier work.
+    Reading the buffer synchronises with the device, so the value is cached until something else writes to it.
     """
 
     def __init__(self) -> None:
@@ -336,7 +320,7 @@ class Passes:
         return self._known[2]
 
     def add(self, count: Tensor) -> None:
-        """One more, in place."""
+        """Adds one, in place."""
         plain = is_eager(count) and not count.is_inference()
         value = self.of(count) + 1 if plain else 0
         with torch.no_grad():

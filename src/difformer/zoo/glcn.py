@@ -1,7 +1,7 @@
-r"""Graph learning-convolutional network of Jiang et al. (CVPR 2019): edges weighted by a learned distance.
+r"""GLCN, graph learning-convolutional networks (Jiang et al., CVPR 2019): edges weighted by a learned distance.
 
-The distance of all pairs, :math:`s_{ij} = \sum_c a_c |p_{ic} - p_{jc}|`, is computed without ever holding N² c numbers:
-forward and backward work on as many rows at a time as a fixed budget allows,
+The distances of all pairs, :math:`s_{ij} = \sum_c a_c |p_{ic} - p_{jc}|`, are computed for a block of rows at a time,
+forward and backward, so that N² c numbers never exist:
 
 .. math::
     ∂p_{ic} = a_c \sum_j (G_{ij} + G_{ji}) \, \mathrm{sign}(p_{ic} - p_{jc}), \qquad
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.diffusion.coupling.matrix import chunks
 from difformer.graph import Graph
 from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
@@ -23,29 +24,28 @@ from difformer.zoo.edge_attention import edge_softmax, edge_sum
 from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import linear
 
-PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
-ENTRIES = 1 << 23  # differences held at a time
+PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of propagation
 
 
 class GLCN(Penalised, GCN, only=()):
-    r"""Graph convolutions over a graph that is learned from projected features p = x P.
+    r"""Graph convolutions on a graph learned from projected features p = x P.
 
     .. math::
         S_{ij} = \frac{A_{ij} \exp(\mathrm{ReLU}(a^\top |p_i - p_j|))}{\sum_l A_{il} \exp(\mathrm{ReLU}(a^\top
         |p_i - p_l|))}, \qquad Z^{(k+1)} = \mathrm{ReLU}(S Z^{(k)} W_k + b_k).
 
-    A holds the observed edges and self-loops; where no edges are given it is one for all pairs, which costs N² numbers
-    and is refused where they do not fit. The graph has a loss of its own, the penalty
+    A holds the observed edges and self-loops; without edges it is one for all pairs, which needs memory for N² numbers.
+    The loss of the graph is the penalty
 
     .. math::
         \frac{λ}{N} \sum_{ij} S_{ij} ‖p_i - p_j‖^2 + \frac{λγ}{N} ‖S‖_F^2.
     """
 
-    num_layers: int = option(2, "Convolutions, the output's included.")
-    dropout: float = option(0.6, "Before every convolution, on features too.")
+    num_layers: int = option(2, "Convolutions, including the output layer.")
+    dropout: float = option(0.6, "Before every convolution, including on the features.")
     graph_channels: int = option(70, "Length of p.")
-    graph_loss: float = option(0.01, "λ, weight of the graph's own loss.")
-    sparsity: float = option(0.1, "γ, within it: how much a single large weight in a row is penalised.")
+    graph_loss: float = option(0.01, "λ, weight of the loss of the graph.")
+    sparsity: float = option(0.1, "γ, penalty of large weights, relative to `graph_loss`.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.input_dropout = None
@@ -65,7 +65,7 @@ class GLCN(Penalised, GCN, only=()):
 
 
 class _OnEdges:
-    """S on edges, ``[E, 1]``, with its column sums and the sum of its squares."""
+    """S on edges, ``[E, 1]``, with its column sums and its sum of squares."""
 
     def __init__(self, p: Tensor, metric: Tensor, graph: Graph) -> None:
         (source, target), edges, remedy = graph.edge_index, graph.num_edges, "take fewer graph_channels"
@@ -80,7 +80,7 @@ class _OnEdges:
 
 
 class _OnPairs:
-    """S on all pairs: one tensor ``[graphs, n, n]`` per block of `segments`, a single one for one graph."""
+    """S on all pairs: a tensor ``[graphs, n, n]`` per block of `segments`, or a single one for one graph."""
 
     def __init__(self, p: Tensor, metric: Tensor, observed: Observed) -> None:
         self.segments, copies = observed.segments, PAIR_COPIES if torch.is_grad_enabled() else 2
@@ -93,7 +93,7 @@ class _OnPairs:
             scores = functional.relu(weighted_distance(rows, metric.squeeze(1)))
             if mask is not None:
                 scores = scores.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), -torch.inf)
-            self.parts.append(torch.softmax(scores, -1).nan_to_num(0.0))  # rows of padding have no largest score
+            self.parts.append(torch.softmax(scores, -1).nan_to_num(0.0))  # rows of padding are NaN
         self.squares = torch.stack([part.square().sum() for part in self.parts]).sum()
         self.given = self._gather([part.sum(1) for part in self.parts])
 
@@ -107,20 +107,14 @@ class _OnPairs:
         return parts[0].squeeze(0) if self.segments is None else self.segments.gather(parts)
 
 
-def _rows(p: Tensor) -> list[slice]:
-    graphs, n, channels = p.shape
-    size = max(1, ENTRIES // max(1, graphs * n * channels))
-    return [slice(start, start + size) for start in range(0, n, size)]
-
-
 class _Distance(torch.autograd.Function):
-    """``p [G, n, c]``, ``a [c]`` → ``[G, n, n]``."""
+    """s of the module's formula for a block of graphs: ``p [G, n, c]``, ``a [c]`` → ``[G, n, n]``."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(p: Tensor, a: Tensor) -> Tensor:
-        parts = [(p[:, rows, None] - p[:, None]).abs() @ a for rows in _rows(p)]
+        parts = [(p[:, rows, None] - p[:, None]).abs() @ a for rows in chunks(p.shape[1], p.numel())]
         return torch.cat(parts, 1)
 
     @staticmethod
@@ -132,13 +126,11 @@ class _Distance(torch.autograd.Function):
         p, a = ctx.saved_tensors
         both = grad + grad.mT
         to_p, to_a = [], torch.zeros_like(a)
-        for rows in _rows(p):
+        for rows in chunks(p.shape[1], p.numel()):
             difference = p[:, rows, None] - p[:, None]
             to_p.append(torch.einsum("gij,gijc->gic", both[:, rows], difference.sign()) * a)
             to_a = to_a + torch.einsum("gij,gijc->c", grad[:, rows], difference.abs())
         return torch.cat(to_p, 1), to_a
 
 
-def weighted_distance(p: Tensor, a: Tensor) -> Tensor:
-    """s of the module's formula for graphs side by side: ``p [G, n, c]``, ``a [c]`` → ``[G, n, n]``."""
-    return _Distance.apply(p, a)
+weighted_distance = _Distance.apply

@@ -1,21 +1,21 @@
 r"""Diffusion kernels of the observed graph: GDC (Gasteiger et al., NeurIPS 2019) and GraphHeat (Xu et al., IJCAI 2019).
 
-With T = D^{-½} A D^{-½} (or D^{-1} A) and the Laplacian L = I - T, two filters spread what a node holds:
+With T = D^{-½} A D^{-½} (or D^{-1} A) and the Laplacian L = I - T, there are two filters:
 
 .. math::
     e^{-tL} \;\; \text{(heat)}, \qquad α \, (I - (1 - α) T)^{-1} \;\; \text{(personalised PageRank)}.
 
-The eigenvalues of T lie in [-1, 1] where the graph is undirected. There the Chebyshev expansion
+For undirected graphs the eigenvalues of T lie in [-1, 1], and the Chebyshev expansion
 
 .. math::
     f(T) = \sum_k c_k \, T_k(T), \qquad T_{k+1}(x) = 2 x T_k(x) - T_{k-1}(x),
 
-needs the fewest products with T. On directed graphs eigenvalues are complex, within the unit disc, where powers of T
-converge and Chebyshev polynomials may not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
+needs the fewest products with T. For directed graphs they are complex, within the unit disc, where powers of T converge
+and Chebyshev polynomials may not: the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
 
-GraphHeat applies the filter to states. GDC computes its matrix once (with self-loops in T), keeps the k largest entries
-of each row, or those of at least ε, divides by the row's sum and runs a GCN on the result. Small graphs take the closed
-form; large ones the polynomial, some rows at a time, so that no N × N matrix ever exists.
+GraphHeat applies the filter to the states. GDC computes its matrix once (with self-loops in T), keeps the k largest
+entries of each row, or those of at least ε, normalises rows and runs a GCN on the result. Small graphs use the closed
+form, large ones the polynomial for a block of rows at a time, without an N × N matrix.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Filter:
     """A polynomial of the propagation matrix."""
 
     coefficients: tuple[float, ...]  # c_0 … c_K
-    chebyshev: bool  # whether they are of Chebyshev polynomials, or of powers
+    chebyshev: bool  # of Chebyshev polynomials; otherwise of powers
 
     def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """f(T) z, where `product` gives T z; one product per degree."""
+        """f(T) z, where `product` computes T z."""
         total = self.coefficients[0] * z
         before, current = z, z
         for k, coefficient in enumerate(self.coefficients[1:], 1):
@@ -90,38 +90,38 @@ def pagerank_filter(teleport: float, undirected: bool = True, tolerance: float =
 
 
 def _expanded(function: Callable[[np.ndarray], np.ndarray], tolerance: float) -> Filter:
-    """The shortest Chebyshev expansion whose left-out coefficients sum to less than `tolerance`."""
+    """The shortest Chebyshev expansion whose omitted coefficients sum to less than `tolerance`."""
     degree = 32
     while True:
         found = chebyshev.chebinterpolate(function, degree)  # type: ignore[type-var]
-        tails = np.abs(found)[::-1].cumsum()[::-1]  # bounds on what is left out from each degree on
+        tails = np.abs(found)[::-1].cumsum()[::-1]  # bounds on the error of truncation at each degree
         enough = int((tails > tolerance).sum())
-        # Aliasing folds what is beyond the degree back into it: coefficients are right where the last ones vanish.
+        # Aliasing is negligible if the last coefficients vanish.
         if enough <= degree // 2 or degree >= LARGEST_DEGREE:
             return Filter(tuple(float(c) for c in found[: max(1, enough)]), True)
         degree *= 2
 
 
 def _powers(coefficient: Callable[[int], float], tolerance: float) -> Filter:
-    """Powers until the coefficients, which sum to one, leave less than `tolerance`."""
+    """Powers until the coefficients sum to one within `tolerance`."""
     found = [coefficient(0)]
     while 1 - math.fsum(found) > tolerance and len(found) <= 10 * LARGEST_DEGREE:
         found.append(coefficient(len(found)))
     return Filter(tuple(found), False)
 
 
-DENSE = 1024  # nodes up to which the closed form is taken
-BLOCK_ENTRIES = 2**23  # entries of the rows that are computed at a time
-TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
-NOTHING = 1e-10  # what rounding leaves of an entry that is zero
-ENTRY_BYTES = 64  # an edge of the result: two indices, a weight, two sorted forms of them
+DENSE = 1024  # nodes up to which the closed form is used
+BLOCK_ENTRIES = 2**23  # entries per block of rows
+TOLERANCE = 1e-6  # of entries, in rows that sum to about one; the closed form is exact
+NOTHING = 1e-10  # smaller entries are rounding errors of zero
+ENTRY_BYTES = 64  # per edge of the result: two indices, a weight, and two sorted forms of them
 
 Entries = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`."""
+    """The options of `GDC` that determine the diffused graph; `transition` is its ``graph_norm``."""
 
     kernel: str = "ppr"
     teleport: float = 0.05
@@ -149,8 +149,8 @@ class Diffusion:
             return rows >= self.threshold
         count = min(self.top_k, rows.shape[-1])
         largest = rows.topk(count, dim=-1)
-        # Entries that are equal stay together, since which of them comes first is a matter of rounding; unless they
-        # are many: the leaves of a star are all alike.
+        # Keep or drop equal entries together, since rounding decides their order; unless there are too many, as for
+        # the leaves of a star.
         keep = rows >= torch.clamp(largest.values[..., -1:] * (1 - 1e-6), min=NOTHING)
         crowded = keep.sum(-1, keepdim=True) > 2 * count
         if bool(crowded.any()):
@@ -163,7 +163,7 @@ _diffused: ResultCache[Graph] = ResultCache()
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
-    """The diffused graph, a weighted one; computed once for a graph that is used again."""
+    """The diffused graph with weights; cached per graph."""
     return _diffused.of(graph, (diffusion,), lambda: _make(graph, diffusion, segments))
 
 
@@ -188,7 +188,7 @@ def _make(graph: Graph, diffusion: Diffusion, segments: Segments | None) -> Grap
 
 
 def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | None = None) -> Iterator[Entries]:
-    """Entries of the closed form of graphs laid side by side, ``nodes [graphs, n]``."""
+    """Entries of the closed form for a block of graphs, ``nodes [graphs, n]``."""
     graphs, n = nodes.shape
     place = torch.full((graph.num_nodes,), -1, dtype=torch.long, device=graph.device)
     real = torch.ones_like(nodes, dtype=torch.bool) if mask is None else mask
@@ -205,7 +205,7 @@ def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | No
 
 
 def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
-    """Entries of S, some rows at a time: rows of f(T) are columns of f(Tᵀ)."""
+    """Entries of S, a block of rows at a time, as columns of f(Tᵀ)."""
     undirected = is_undirected(graph)
     if diffusion.kernel == "heat":
         spread = heat_filter(diffusion.time, undirected, TOLERANCE)
@@ -222,28 +222,27 @@ def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
         rows = spread(backward.__matmul__, units).T
         i, j = diffusion.kept(rows).nonzero(as_tuple=True)
         kept += i.numel()
-        # With a threshold the size is not known beforehand: the first rows tell what the others will need.
-        needed = ENTRY_BYTES * kept * graph.num_nodes / int(chosen[-1] + 1)
-        what = (
-            f"a diffused graph of {graph.num_nodes:,} nodes with about {kept // int(chosen[-1] + 1):,} neighbours each"
-        )
+        # With a threshold the size is not known in advance; extrapolate from the rows so far.
+        done = int(chosen[-1] + 1)
+        what = f"a diffused graph of {graph.num_nodes:,} nodes with about {kept // done:,} neighbours each"
+        needed = ENTRY_BYTES * kept * graph.num_nodes / done
         refuse_beyond_memory(needed, graph.device, what, "set a larger threshold, or top_k")
         yield chosen[i], j, rows[i, j]
 
 
 class GDC(GCN):
-    r"""`difformer.zoo.classic.GCN` on the graph :math:`α (I - (1 - α) T)^{-1}` or :math:`e^{-t (I - T)}`, made sparse.
+    r"""`difformer.zoo.classic.GCN` on a sparsified :math:`α (I - (1 - α) T)^{-1}` or :math:`e^{-t (I - T)}`.
 
-    The diffused graph is computed once per `Graph`, and anew for edges that come as tensors. Edge weights that are
-    trained get no gradient through it.
+    The diffused graph is cached per `Graph`; for edges passed as tensors it is recomputed. It has no gradient with
+    respect to edge weights.
     """
 
     dropout: float = option(0.5, "After each activation.")
     kernel: str = one_of("ppr", "heat", about='``"ppr"`` or ``"heat"``.')
     teleport: float = option(0.05, "α of PageRank.")
     time: float = option(5.0, "t of heat.")
-    top_k: int | None = option(64, "Neighbours that a node keeps; None keeps those of at least `threshold`.")
-    threshold: float = option(1e-4, "Least entry of the diffusion matrix that is kept, where `top_k` is None.")
+    top_k: int | None = option(64, "Neighbours to keep per node; None uses `threshold`.")
+    threshold: float = option(1e-4, "Smallest entry of the diffusion matrix to keep if `top_k` is None.")
     graph_norm: str = one_of("gcn", "random_walk", about='T: ``"gcn"`` or ``"random_walk"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -257,16 +256,15 @@ class GDC(GCN):
 class GraphHeat(GCN):
     r"""Layers :math:`σ(e^{-sL} Z W_k + b_k)` with :math:`L = I - D^{-1/2} A D^{-1/2}`.
 
-    The kernel is applied by its Chebyshev expansion, exact to single precision. No self-loops are added.
+    The Chebyshev expansion of the kernel is exact to single precision. No self-loops are added.
     """
 
-    time: float = option(3.5, "s, how far heat spreads.")
+    time: float = option(3.5, "s, the diffusion time.")
     dropout: float = option(0.5, "After each activation.")
-    input_dropout: float | None = option(None, "On the features; None is the same as `dropout`.")
+    input_dropout: float | None = option(None, "On the features; None uses `dropout`.")
 
     def surroundings(self, x: Features, observed: Observed) -> Graph:
         return observed.edges
 
-    def spread(self, z: Tensor, graph: Graph) -> Tensor:
-        """:math:`e^{-sL} z`."""
+    def last_layer(self, z: Tensor, graph: Graph) -> Tensor:
         return heat_filter(self.time, is_undirected(graph))(graph.propagate, z)

@@ -1,4 +1,4 @@
-r"""Graphormer of Ying et al. (NeurIPS 2021): full attention that knows degrees and distances."""
+r"""Graphormer (Ying et al., NeurIPS 2021): full attention with encodings of degrees and distances."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import by_graph
 from difformer.zoo.structure_encodings import hop_distances
 
-PAIR_BYTES = 32  # held per pair at a time: one head's scores, weights and their gradients; and its distance
+PAIR_BYTES = 32  # per pair: scores and weights of one head with their gradients, and the distance
 
 
 class Layer(nn.Module):
-    r"""Attention with a bias of distances, then a network of two layers, each after a norm and with a residual.
+    r"""The parameters of one layer: attention with a distance bias, then an MLP, both with pre-norm and residual.
 
     .. math::
         Z' = Z + \mathrm{softmax}\Big( \frac{Q K^\top}{\sqrt d} + b_{φ(i, j)} \Big) V W_O, \qquad
@@ -37,26 +37,25 @@ class Layer(nn.Module):
 
 
 class Graphormer(Encoder):
-    r"""Centrality of nodes in their states, distances of pairs in their attention.
+    r"""Degree encodings in the states, distance biases in the attention.
 
     .. math::
         z_i^{(0)} = \mathrm{norm}(x_i W) + c^-_{\deg^-(i)} + c^+_{\deg^+(i)}, \qquad
         \mathrm{score}_{ij} = \frac{q_i^\top k_j}{\sqrt d} + b_{φ(i, j)},
 
-    φ(i, j) being the number of hops from j to i, with a bias of its own where j cannot reach i. The biases, one per
-    head, are shared by all layers. The norm keeps rows that sum to one from vanishing beside the centralities. Heads
-    are computed one after the other and again in the backward pass: memory is that of one N × N matrix and one byte per
-    pair.
+    where φ(i, j) is the number of hops from j to i, with a separate bias if j cannot reach i. Biases are per head and
+    shared by all layers. The norm brings features to the scale of the degree encodings. Heads are computed one at a
+    time, and again in the backward pass, so memory is one N × N matrix plus one byte per pair.
     """
 
     num_layers: int = option(2, "Layers.")
     num_heads: int = option(4, "Heads; must divide `hidden_channels`.")
-    dropout: float = option(0.1, "After the input, after attention and after the network of each layer.")
-    attention_dropout: float = option(0.0, "On the weights of attention.")
+    dropout: float = option(0.1, "After the input, the attention and the MLP of each layer.")
+    attention_dropout: float = option(0.0, "On the attention weights.")
     input_dropout: float = option(0.0, "On the features.")
-    max_distance: int = option(10, "Hops that are told apart.")
-    max_degree: int = option(64, "Degrees that are told apart; all above count as this one.")
-    widening: int = option(1, "Channels of the network within a layer, as a multiple of a state's.")
+    max_distance: int = option(10, "Largest distance with its own bias; longer ones share it.")
+    max_degree: int = option(64, "Largest degree with its own encoding; larger ones share it.")
+    widening: int = option(1, "Width of the MLP in a layer, as a multiple of `hidden_channels`.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         check_heads(self.num_heads, hidden_channels)
@@ -84,8 +83,16 @@ class Graphormer(Encoder):
         what = f"graphormer, which looks at {count:,} pairs,"
         refuse_beyond_memory(observed.rows * largest + PAIR_BYTES * held, x.device, what, remedy)
         drop_input = self.training and self.input_dropout > 0
-        z = self.input_norm(linear(self.input, x, self.input_dropout, drop_input)) + self._centrality(observed)
-        hops = self.hops(observed)
+        degrees = [torch.zeros(observed.rows, dtype=torch.long, device=observed.device)] * 2
+        if observed.graph is not None:
+            ends = observed.graph.edge_index
+            ends = ends[:, ends[0] != ends[1]]  # self-loops do not count as neighbours
+            degrees = [torch.bincount(end, minlength=observed.rows).clamp(max=self.max_degree) for end in ends.flip(0)]
+        encoded = self.in_degree(degrees[0]) + self.out_degree(degrees[1])
+        z = self.input_norm(linear(self.input, x, self.input_dropout, drop_input)) + encoded
+        # φ of every pair, cached per graph.
+        most = self.max_distance
+        hops = observed.once(self._distances, (most,), lambda: hop_distances(observed, most))
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -96,23 +103,11 @@ class Graphormer(Encoder):
             z = z + dropout(layer.second(dropout(inner, self.dropout, self.training)), self.dropout, self.training)
         return self.norm(z)
 
-    def hops(self, observed: Observed) -> Tensor:
-        """φ of every pair of one graph, see `hop_distances`; computed once per graph."""
-        return observed.once(self._distances, (self.max_distance,), lambda: hop_distances(observed, self.max_distance))
-
-    def _centrality(self, observed: Observed) -> Tensor:
-        degrees = [torch.zeros(observed.rows, dtype=torch.long, device=observed.device)] * 2
-        if observed.graph is not None:
-            ends = observed.graph.edge_index
-            ends = ends[:, ends[0] != ends[1]]  # a self-loop says nothing about how many others there are
-            degrees = [torch.bincount(end, minlength=observed.rows).clamp(max=self.max_degree) for end in ends.flip(0)]
-        return self.in_degree(degrees[0]) + self.out_degree(degrees[1])
-
     def _heads(self, mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         table, rate, found = self.distance.weight, self.attention_dropout, []
         hops = hops[..., : q.shape[1]]
         for h in range(self.num_heads):
-            # Masks are drawn out here: within a checkpoint they would be drawn twice.
+            # A mask drawn within a checkpoint would be drawn twice.
             drop = dropout(torch.ones_like(hops, dtype=q.dtype), rate, True) if self.training and rate else None
             inputs = (mask, hops, q[:, :, h], k[:, :, h], v[:, :, h], table[:, h], drop)
             again = torch.is_grad_enabled() and q.requires_grad
@@ -123,7 +118,7 @@ class Graphormer(Encoder):
 def attend(
     mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, drop: Tensor | None = None
 ) -> Tensor:
-    r"""One head of graphs side by side: ``q, k, v [G, n, c]``, φ and d ``[G, n, n]``, ``mask [G, n]`` False at padding.
+    r"""One head for a block of graphs: ``q, k, v [G, n, c]``, φ and d ``[G, n, n]``, ``mask [G, n]`` False at padding.
 
     .. math::
         P_i = \sum_j d_{ij} \, \mathrm{softmax}_j(q_i^\top k_j / \sqrt c + b_{φ(i, j)}) \, v_j
@@ -132,14 +127,14 @@ def attend(
     if mask is not None:
         bias = bias.masked_fill(~mask.unsqueeze(1), -torch.inf)
     if drop is None:
-        # With an axis of one head: torch's fused kernels take four axes.
+        # The fused kernels of torch need an axis of heads.
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.unsqueeze(1)).squeeze(1)
     return (torch.softmax(torch.baddbmm(bias, q, k.mT, alpha=q.shape[-1] ** -0.5), -1) * drop) @ v
 
 
 class _Biases(torch.autograd.Function):
-    """Entries of a small table; the gradient adds up in one pass, without an index per pair."""
+    """Looks up a small table; the backward pass is one bincount."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, hops: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
-from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
+from difformer.diffusion.models import CLAMPS, propagate_labels
 from difformer.errors import UserError
 from difformer.nn.protocol import Features
 from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option
@@ -19,18 +21,18 @@ LEAST = 1e-12
 class LabelPropagation(Encoder):
     r"""Labels diffuse over the graph, :math:`Y^{(k+1)} = \mathrm{clamp}[α S Y^{(k)} + (1 - α) Y^{(0)}]`.
 
-    Nothing is trained; `observe` gives it the training labels. With α = 1, ``graph_norm="random_walk"`` and
-    ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it is PyTorch Geometric's
-    ``LabelPropagation``. Of several labels, presence and absence diffuse apart; the output is the log of their ratio.
+    Nothing is trained; `observe` stores the training labels. With α = 1, ``graph_norm="random_walk"`` and
+    ``clamp="labels"`` this is the harmonic solution of Zhu et al.; with the defaults it is PyTorch Geometric's
+    ``LabelPropagation``. For multiple labels, presence and absence diffuse separately; outputs are their log ratio.
 
     Args:
         hidden_channels: Not used.
     """
 
-    num_layers: int = option(50, "Steps.", least=0)
-    alpha: float = option(0.9, "α, what part comes from the neighbours.")
+    num_layers: int = option(50, "Number of steps.", least=0)
+    alpha: float = option(0.9, "α, share of the neighbours.")
     graph_norm: str = one_of(*GRAPH_WEIGHTS, about="S, see `difformer.diffusion.GraphCoupling`.")
-    clamp: str = one_of(*CLAMPS, about="Keep scores in [0, 1], or put known labels back after every step.")
+    clamp: str = one_of(*CLAMPS, about="range keeps scores in [0, 1]; labels restores known labels after each step.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.out_channels = out_channels
@@ -38,7 +40,7 @@ class LabelPropagation(Encoder):
         self._known: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes the training labels: class numbers ``[N]``, or 0 and 1 ``[N, C]`` with NaN where unknown."""
+        """Stores the training labels: classes ``[N]``, or 0 and 1 ``[N, C]`` with NaN for unknown labels."""
         if y.dim() == 1 and not y.is_floating_point():
             scores = functional.one_hot(y.clamp_min(0), self.out_channels).float() * (y >= 0).unsqueeze(1)
         elif y.dim() == 2 and bool(((y == 0) | (y == 1) | y.isnan()).all()):
@@ -50,25 +52,18 @@ class LabelPropagation(Encoder):
         self._scores, self._known = scores, train_index
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Scores of classes ``[N, C]``; of several labels, presence beside absence, ``[N, 2 C]``."""
+        """Scores of classes ``[N, C]``; for multiple labels, of presence and absence, ``[N, 2 C]``."""
         if self._scores is None or self._scores.shape[0] != x.shape[0]:
             seen = "none" if self._scores is None else f"{self._scores.shape[0]}"
             raise UserError(
                 f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
-                f"and leave batch_size out: it takes the whole graph"
+                f"and leave batch_size out: it needs the whole graph"
             )
-        return propagate_labels(
-            self._scores,
-            observed.edges,
-            known=self._known,
-            steps=self.num_layers,
-            alpha=self.alpha,
-            weights=self.graph_norm,
-            clamp=self.clamp,
-        )
+        options: dict[str, Any] = {"alpha": self.alpha, "weights": self.graph_norm, "clamp": self.clamp}
+        return propagate_labels(self._scores, observed.edges, known=self._known, steps=self.num_layers, **options)
 
     def decode(self, states: Tensor) -> Tensor:
-        """Logarithms, so that a softmax (a sigmoid for several labels) gives the distribution back."""
+        """Logarithms, so that a softmax (a sigmoid for multiple labels) returns the scores."""
         logs = states.clamp_min(LEAST).log()
         if states.shape[-1] == self.out_channels:
             return logs
@@ -79,23 +74,22 @@ class LabelPropagation(Encoder):
 class LabelSpreading(Encoder):
     r"""scikit-learn's label spreading over neighbours in feature space, :math:`F^{+} = α S F + (1 - α) Y`.
 
-    Nothing is trained; `observe` gives it the training labels, and each forward pass is one call of scikit-learn's
-    estimator on the given rows.
+    Nothing is trained; `observe` stores the training labels, and each forward pass fits scikit-learn's estimator.
 
     Args:
         hidden_channels: Not used.
     """
 
-    neighbours: int = option(7, "Size of the neighbourhood.")
-    alpha: float = option(0.2, "α, how much a label may change.")
-    max_iter: int = option(100, "Iterations at most.")
+    neighbours: int = option(7, "Number of neighbours.")
+    alpha: float = option(0.2, "α, share of the neighbours.")
+    max_iter: int = option(100, "Maximum number of iterations.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.out_channels = out_channels
         self._labels: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes the training labels; all others stay unknown."""
+        """Stores the training labels; all others are unknown."""
         known, labels = class_labels("label spreading", y, train_index)
         self._labels = torch.full_like(y, -1).index_copy(0, known, labels)
 
@@ -115,5 +109,5 @@ class LabelSpreading(Encoder):
         return states
 
     def decode(self, states: Tensor) -> Tensor:
-        """Logarithms, so that a softmax gives the distribution back."""
-        return states.clamp_min(1e-12).log()
+        """Logarithms, so that a softmax returns the scores."""
+        return states.clamp_min(LEAST).log()

@@ -1,13 +1,13 @@
-r"""Learning discrete structures of Franceschi et al. (ICML 2019): a graph whose edges are random, and trained.
+r"""LDS, learning discrete structures (Franceschi et al., ICML 2019): a random graph with learned edge probabilities.
 
-Every pair of nodes is joined with its own probability θ_ij. The probabilities are the outer variables of a bilevel
-problem, the weights w of a graph convolutional network the inner ones:
+Every pair of nodes has its own edge probability θ_ij. The probabilities are the outer variables of a bilevel problem,
+the weights w of a graph convolutional network the inner ones:
 
 .. math::
     \min_θ \; \mathbb{E}_{A \sim \mathrm{Ber}(θ)} F(w_θ, A), \qquad
     w_θ = \arg\min_w \; \mathbb{E}_{A \sim \mathrm{Ber}(θ)} L(w, A),
 
-L being the loss on one part of the labels and F that on another one.
+where L and F are the losses on two disjoint parts of the labels.
 """
 
 from __future__ import annotations
@@ -32,69 +32,63 @@ from difformer.zoo.neighbour_graph import NeighbourGraph
 
 
 class LDS(Encoder):
-    r"""A graph convolutional network on graphs that are drawn edge by edge from learned probabilities.
+    r"""A graph convolutional network on graphs drawn from learned edge probabilities.
 
-    The network trains on a graph drawn anew for every pass. Every `outer_every` passes the model makes one step of the
-    outer problem: `inner_steps` steps of gradient descent of a second network w on one half of the training labels,
-    each on a graph of its own, then the loss F of the other half, whose gradient goes back through all these steps to
-    the graphs and, straight through the drawing, to θ:
+    Each training pass of the network draws a new graph. Every `outer_every` passes, one outer step updates θ: a second
+    network w takes `inner_steps` steps of gradient descent on one half of the training labels, each on its own graph;
+    the gradient of the loss F on the other half flows back through these steps to the graphs and, by the
+    straight-through estimator, to θ:
 
     .. math::
         w_{s+1} = w_s - γ \nabla_w L(w_s, A_s), \qquad
         θ \leftarrow \mathrm{clip}\Big(θ - η \sum_s \frac{∂F(w_τ, A_τ)}{∂A_s}, 0, 1\Big).
 
-    Halves are drawn anew at each restart of w. The paper takes F from validation labels, as ``"lds-valid"`` does, whose
-    validation score is then one on labels that it has seen. θ begins as the observed graph, or as neighbours in feature
-    space, and belongs to its nodes: new rows may follow them, joined by their own edges. In evaluation the graph is θ.
+    Each restart of w draws new halves. In the paper F uses validation labels, as in ``"lds-valid"``, so its validation
+    score is not on unseen labels. θ starts from the observed graph, or from nearest neighbours, and belongs to its
+    nodes; new rows may follow them, with their own edges. Evaluation uses θ as the graph.
     """
 
-    num_layers: int = option(2, "Convolutions, the output's included.", least=2)
+    num_layers: int = option(2, "Convolutions, including the output layer.", least=2)
     dropout: float = option(0.5, "After each ReLU.")
-    outer_every: int = option(5, "Passes of training from one outer step to the next.")
+    outer_every: int = option(5, "Training passes per outer step.")
     outer_rate: float = option(1.0, "η.")
     inner_steps: int = option(5, "τ.")
     inner_rate: float = option(1.0, "γ.")
-    restart_every: int = option(20, "Outer steps after which w begins anew.")
-    samples: int = option(0, "Graphs drawn for an evaluation; 0 uses the mean graph.", least=0)
-    outer_labels: str = one_of(
-        "train", "validation", about="Where F takes its labels; of training labels L has one half."
-    )
-    k: int = option(10, "Neighbours of a node where nothing is observed, itself counted.")
+    restart_every: int = option(20, "Outer steps between restarts of w.")
+    samples: int = option(0, "Graphs drawn per evaluation; 0 uses the mean graph.", least=0)
+    outer_labels: str = one_of("train", "validation", about="Labels of F; with train, F and L use one half each.")
+    k: int = option(10, "Neighbours of a node, including itself, if no edges are given.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        self.network = Network(in_channels, hidden_channels, self.num_layers)
+        sizes = [in_channels, *[hidden_channels] * (self.num_layers - 1)]
+        weights = [nn.Parameter(nn.init.xavier_uniform_(torch.empty(a, b))) for a, b in pairwise(sizes)]
+        biases = [nn.Parameter(torch.zeros(b)) for b in sizes[1:]]
+        self.network = nn.ModuleDict({"maps": nn.ParameterList(weights), "biases": nn.ParameterList(biases)})
         self.output = nn.Linear(hidden_channels, out_channels)
         self.neighbours = NeighbourGraph(self.k)
-        self.outer = OuterStep(
-            (in_channels, *[hidden_channels] * (self.num_layers - 1), out_channels),
-            rate=self.outer_rate,
-            inner_steps=self.inner_steps,
-            inner_rate=self.inner_rate,
-            restart_every=self.restart_every,
-        )
-        # N is not known yet; a saved model brings its own.
-        self.register_buffer("theta", torch.empty(0, 0))
-        self.theta: Tensor
-        self.register_buffer("seen", torch.zeros(in_channels))
-        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.passes: Tensor
+        rates = self.outer_rate, self.inner_steps, self.inner_rate
+        self.outer = OuterStep((*sizes, out_channels), *rates, self.restart_every)
+        self.theta: Tensor = nn.Buffer(torch.empty(0, 0))  # resized in the first pass, or by a saved model
+        self.seen: Tensor = nn.Buffer(torch.zeros(in_channels))
+        self.passes: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes the training labels, of which both parts of the bilevel problem are made."""
+        """Stores the training labels, which both parts of the bilevel problem use."""
         self._labels = class_labels("lds", y, train_index)
 
     @property
     def observe_validation(self) -> Callable[[Tensor, Tensor], None] | None:
-        """Takes validation labels ``(y, valid_index)`` for the outer loss; None where it is not to see them."""
-        return self._observe_validation if self.outer_labels == "validation" else None
+        """Stores the validation labels ``(y, valid_index)`` of the outer loss; None if it uses training labels."""
 
-    def _observe_validation(self, y: Tensor, valid_index: Tensor) -> None:
-        self._held = class_labels("lds", y, valid_index)
+        def observe(y: Tensor, valid_index: Tensor) -> None:
+            self._held = class_labels("lds", y, valid_index)
+
+        return observe if self.outer_labels == "validation" else None
 
     def prepare(self, x: Tensor, edge_index: Any, edge_weight: Any) -> tuple[Tensor, Any, Any]:
-        """Begins with the probabilities of the observed graph, unless there are learned ones; inputs stay."""
+        """Initialises θ from the observed graph unless it has been learned; returns the inputs unchanged."""
         if not self.theta.numel():
             self._begin(x, None if edge_index is None else Graph(edge_index, x.shape[0], edge_weight))
         return x, edge_index, edge_weight
@@ -114,14 +108,21 @@ class LDS(Encoder):
         return self._states(x, draw(self.theta), drop=True)
 
     def _states(self, x: Features, adjacency: Tensor, drop: bool = False) -> Tensor:
-        return network_states(self.network.weights(), x, adjacency, self.dropout if drop else 0.0)
+        weights = list(zip(self.network["maps"], self.network["biases"], strict=True))  # type: ignore[call-overload]
+        return network_states(weights, x, adjacency, self.dropout if drop else 0.0)
 
     def _evaluated(self, x: Features, graph: Graph | None) -> Tensor:
         self._check_rows(x, exactly=False)
-        theta = self._with_new_rows(x.shape[0], graph)
+        theta, rows, known = self.theta, x.shape[0], self.theta.shape[0]
+        if rows > known:
+            theta = functional.pad(theta, (0, rows - known, 0, rows - known))
+            if graph is not None:
+                source, target = graph.edge_index
+                new = ((source >= known) | (target >= known)) & (source != target)
+                theta[target[new], source[new]] = 1.0
         if not self.samples:
             return self._states(x, theta)
-        generator = torch.Generator(theta.device).manual_seed(0)  # an evaluation says the same when asked again
+        generator = torch.Generator(theta.device).manual_seed(0)  # makes evaluation deterministic
         return torch.stack([self._states(x, draw(theta, generator)) for _ in range(self.samples)]).mean(0)
 
     def _begin(self, x: Features, graph: Graph | None) -> None:
@@ -136,7 +137,7 @@ class LDS(Encoder):
             theta = torch.zeros(rows, rows, device=device)
             theta[target, source] = 1.0
             theta[source, target] = 1.0  # one probability for both directions
-            self.theta = theta.fill_diagonal_(0.0)  # every node keeps a self-loop of its own
+            self.theta = theta.fill_diagonal_(0.0)  # self-loops are added in each propagation
             self.seen = _sums(x, rows).to(device)
 
     def _check_rows(self, x: Features, exactly: bool) -> None:
@@ -148,17 +149,6 @@ class LDS(Encoder):
                 f"lds has learned the edges of {known} nodes, but the first {known} rows are others; new ones follow"
             )
 
-    def _with_new_rows(self, rows: int, graph: Graph | None) -> Tensor:
-        known = self.theta.shape[0]
-        if rows == known:
-            return self.theta
-        theta = nn.functional.pad(self.theta, (0, rows - known, 0, rows - known))
-        if graph is not None:
-            source, target = graph.edge_index
-            new = ((source >= known) | (target >= known)) & (source != target)
-            theta[target[new], source[new]] = 1.0
-        return theta
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         found = state_dict.get(prefix + "theta")
         if found is not None and found.shape != self.theta.shape:
@@ -167,24 +157,24 @@ class LDS(Encoder):
 
 
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
+    """A random symmetric adjacency matrix ``[N, N]`` with these edge probabilities."""
     shape, device = theta.shape, theta.device
     uniform = _uniform(shape, device) if generator is None else torch.rand(shape, generator=generator, device=device)
     upper = (uniform < theta).to(theta.dtype).triu_(1)
-    return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
+    return upper.T.contiguous().add_(upper)  # reading a transposed operand would be slow
 
 
 def _uniform(shape: Sequence[int], device: torch.device, *, nodes: bool = True) -> Tensor:
-    """Numbers on (0, 1): by seed and epoch as dropout masks are, by torch's generator outside of a training."""
+    """Uniform numbers on (0, 1), drawn by seed and epoch in a training run, else from torch's generator."""
     found = keyed_uniform(shape, device, nodes=nodes)
     return torch.rand(*shape, device=device) if found is None else found
 
 
 def _sums(x: Features, rows: int) -> Tensor:
-    """``[F]``: sums of the first rows, by which they are known again."""
+    """Column sums ``[F]`` of the first rows, which identify them."""
     first = torch.zeros(x.shape[0], 1, dtype=x.dtype, device=x.device)
     first[:rows] = 1.0
-    with torch.autocast(x.device.type, enabled=False):  # the same in training of any precision
+    with torch.autocast(x.device.type, enabled=False):  # independent of the precision of training
         if isinstance(x, Tensor):
             return (x.T.to_dense() @ first if x.layout == torch.strided else x.to_sparse_coo().T @ first).squeeze(1)
         return (x.T @ first).squeeze(1)
@@ -193,28 +183,13 @@ def _sums(x: Features, rows: int) -> Tensor:
 Weights = list[tuple[Tensor, Tensor]]
 
 
-class Network(nn.Module):
-    """Weights of the hidden layers."""
-
-    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int) -> None:
-        super().__init__()
-        sizes = [in_channels] + [hidden_channels] * (num_layers - 1)
-        self.maps = nn.ParameterList(
-            nn.Parameter(nn.init.xavier_uniform_(torch.empty(a, b))) for a, b in pairwise(sizes)
-        )
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
-
-    def weights(self) -> Weights:
-        return list(zip(self.maps, self.biases, strict=True))
-
-
 def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float = 0.0) -> Tensor:
-    """Propagated states before the output's map; a rate of dropout is for training."""
+    """Propagated states before the linear map of the output layer, with dropout after each ReLU."""
     inverse = (adjacency.sum(1) + 1).rsqrt().unsqueeze(1)
 
     def propagate(z: Tensor) -> Tensor:
         z = inverse * z
-        return inverse * (adjacency @ z + z)  # the graph itself stays as it was drawn: one N × N tensor, no more
+        return inverse * (adjacency @ z + z)  # needs no second N × N tensor
 
     z = x
     for weight, bias in weights:
@@ -225,13 +200,13 @@ def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float
 
 
 class OuterStep(nn.Module):
-    """The inner network w of layers between these sizes, which half of the labels trains it, and how θ is moved.
+    """The outer step on θ, with the inner network w of layers between these sizes.
 
-    Its weights are buffers: the training loop saves them and leaves them alone.
+    The weights w are buffers, which the training loop saves and does not train.
     """
 
     def __init__(
-        self, sizes: Sequence[int], *, rate: float, inner_steps: int, inner_rate: float, restart_every: int
+        self, sizes: Sequence[int], rate: float, inner_steps: int, inner_rate: float, restart_every: int
     ) -> None:
         super().__init__()
         self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
@@ -239,24 +214,22 @@ class OuterStep(nn.Module):
         self.names = [f"w{k}" for k in range(2 * (len(sizes) - 1))]
         for name, tensor in zip(self.names, self._fresh(), strict=True):
             self.register_buffer(name, tensor)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.register_buffer("halves_seed", torch.zeros((), dtype=torch.long))
-        self.steps: Tensor
-        self.halves_seed: Tensor
+        self.steps: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
+        self.halves_seed = nn.Buffer(torch.zeros((), dtype=torch.long))
 
     def _fresh(self) -> list[Tensor]:
         parts = []
         for a, b in pairwise(self.sizes):
-            bound = math.sqrt(6 / (a + b))  # Glorot and Bengio's
+            bound = math.sqrt(6 / (a + b))  # Glorot initialisation
             parts += [bound * (2 * _uniform((a, b), torch.device("cpu"), nodes=False) - 1), torch.zeros(b)]
         return parts
 
     def step(
         self, theta: Tensor, x: Features, index: Tensor, labels: Tensor, held: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Moves θ ``[N, N]`` in place, from the classes of the nodes `index`.
+        """Updates θ ``[N, N]`` in place, given the labels of the nodes `index`.
 
-        `held` are nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
+        `held` are the nodes and labels of F; if None, F and L use one half of the labelled nodes each.
         """
         if int(self.steps) % self.restart_every == 0:
             self._restart()
@@ -268,7 +241,7 @@ class OuterStep(nn.Module):
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
         with torch.inference_mode(False), torch.enable_grad():
             flat = [tensor.detach().requires_grad_() for tensor in flat]
-            # They are differentiated as if they were θ itself: straight through the drawing.
+            # Straight-through: gradients of the graphs count as gradients of θ.
             graphs = [draw(theta).requires_grad_() for _ in range(self.inner_steps + 1)]
             for graph in graphs[:-1]:
                 loss = self._loss(flat, x, graph, index[inner], labels[inner])
@@ -290,7 +263,7 @@ class OuterStep(nn.Module):
             getattr(self, name).copy_(tensor)
 
     def halves(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the labels of L and of F: of every class one half each, the odd one to L."""
+        """Positions of the labels of L and of F: half of each class, L gets the odd one."""
         generator = torch.Generator().manual_seed(int(self.halves_seed))
         order = torch.randperm(labels.numel(), generator=generator).to(labels.device)
         by_class = order[torch.argsort(labels[order], stable=True)]

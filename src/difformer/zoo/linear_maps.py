@@ -1,4 +1,4 @@
-"""Linear maps of features that may be dense or sparse, with dropout of their input, and norms of states."""
+"""Linear maps of dense or sparse features with dropout of their input, and norms of states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMS = ("batch", "layer", "none")
 
 
 def make_norm(name: str | bool, channels: int) -> nn.Module:
-    """A norm of states: ``"batch"``, ``"layer"`` (also True) or ``"none"`` (also False)."""
+    """A norm of states: ``"batch"``, ``"layer"`` (or True) or ``"none"`` (or False)."""
     name = {True: "layer", False: "none"}[name] if isinstance(name, bool) else name
     check_choice("norm", name, NORMS)
     if name == "none":
@@ -25,15 +25,12 @@ def make_norm(name: str | bool, channels: int) -> nn.Module:
 
 
 def dense(x: Features) -> Tensor:
-    """Features as a dense tensor, where a model cannot do without."""
+    """Features as a dense tensor."""
     return x if isinstance(x, Tensor) and x.layout == torch.strided else x.to_dense()
 
 
 def linear(layer: nn.Linear, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """A linear layer whose input may be sparse, after a dropout of its input.
-
-    Of a sparse input the stored entries are dropped; all others are zero either way.
-    """
+    """A linear layer with dropout of its input, which may be sparse: then dropout acts on the stored entries."""
     if isinstance(x, Tensor) and x.layout == torch.strided:
         return layer(dropout(x, rate, training))
     product = mapped(layer.weight, x, rate, training)
@@ -41,7 +38,7 @@ def linear(layer: nn.Linear, x: Features, rate: float | Tensor = 0.0, training: 
 
 
 def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """``x Wᵀ``, dense or sparse, after a dropout of x; what `linear` computes without a bias."""
+    """``x Wᵀ`` after dropout of x; `linear` without a bias."""
     if isinstance(x, Tensor):
         if x.layout == torch.strided:
             return dropout(x, rate, training) @ weight.T
@@ -50,26 +47,18 @@ def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bo
     values = dropout(rows.value, rate, training) if training else rows.value
     if values is rows.value:  # nothing was dropped
         return x @ weight.T
+
+    def by_columns() -> tuple[Tensor, Tensor]:
+        order = torch.argsort(rows.col, stable=True)
+        return order, rows.row()[order].to(x.columns.col.dtype)
+
     if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
-        order, row = _columns.of(x, (), lambda: _by_columns(x))
+        order, row = _columns.of(x, (), by_columns)
         columns = CSR(x.columns.crow, row, values.index_select(0, order))
         return SparseMatrix(x.shape, CSR(rows.crow, rows.col, values), columns) @ weight.T
-    # The values may differ from run to run of a stack. Selecting along an axis is several times as fast as indexing,
-    # forward and backward.
+    # Under vmap the values may differ between runs. Selecting along an axis is several times as fast as indexing.
     terms = values.unsqueeze(1) * weight.T.contiguous().index_select(0, rows.col.long())
-    return terms.new_zeros(x.shape[0], weight.shape[0]).index_add(0, _row_numbers(x), terms)
+    return terms.new_zeros(x.shape[0], weight.shape[0]).index_add(0, rows.row(), terms)
 
 
 _columns: ResultCache[tuple[Tensor, Tensor]] = ResultCache()
-
-
-def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
-    """The order of entries by columns, and their rows in it."""
-    order = torch.argsort(x.rows.col, stable=True)
-    return order, _row_numbers(x)[order].to(x.columns.col.dtype)
-
-
-def _row_numbers(x: SparseMatrix) -> Tensor:
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    rows = torch.arange(count.numel(), device=count.device)
-    return rows.repeat_interleave(count, output_size=x.rows.col.numel())

@@ -1,20 +1,18 @@
-"""Every model as one row of ``model_catalogue.toml``: class, defaults, family, paper, diffusion, cost, search space.
+"""The table of models, ``model_catalogue.toml``: class, defaults, family, paper, diffusion, cost, search space.
 
-Nothing here loads torch: the command line lists and checks names from this table. Every model is a class
+Nothing here loads torch, so the command line can list and check names quickly. Every model is a class
 ``(in_channels, hidden_channels, out_channels, *, options…)`` that follows `difformer.nn.Model`. Several rows may share
-a class and differ by defaults.
+a class with different defaults.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+from difformer import toml
 
 ALL_KINDS = ("nodes", "series", "graphs")
 
@@ -24,22 +22,22 @@ class ModelInfo:
     """One row.
 
     Args:
-        name: What `build` and ``--model`` take.
-        group: Family of systems.
+        name: The name for `build` and ``--model``.
+        group: Family of models.
         home: ``"module:Class"``.
         about: One sentence.
-        kinds: Kinds of task it can serve.
-        needs_graph: Whether it is pointless without observed edges.
-        coupling: S of the diffusion it performs, where it has one.
-        energy: Energy of such a coupling as the paper writes it, where it has one; not a claim that layers descend it.
-        cost: Operations of one layer, with N nodes, E edges and d channels.
-        paper: Where it was published.
-        defaults: Options whose default differs from the class's.
-        fixed: Options that make the model what it is and cannot be set.
+        kinds: Supported kinds of task.
+        needs_graph: Whether it requires observed edges.
+        coupling: S of its diffusion, if there is one.
+        energy: The paper's energy for this coupling; not a claim that layers descend it.
+        cost: Operations per layer, with N nodes, E edges and d channels.
+        paper: Publication.
+        defaults: Options whose default differs from that of the class.
+        fixed: Options that define the model and cannot be set.
         space: Search space: values per setting.
-        published: Settings that the authors published, per data set.
-        stackable: Whether runs of it can be trained as one with a leading axis.
-        trained: Whether it has parameters; a model without is computed once and ignores settings of the training.
+        published: Settings published by the authors, per data set.
+        stackable: Whether several runs can be trained as one with a leading axis.
+        trained: Whether it has parameters; otherwise it is computed once, without training settings.
     """
 
     name: str
@@ -61,30 +59,30 @@ class ModelInfo:
 
 
 def _rows() -> dict[str, ModelInfo]:
-    content = _toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    content = toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     spaces = content["space"]
 
     def inherited(space: dict[str, Any]) -> dict[str, Any]:
         base = spaces[space["inherits"]] if "inherits" in space else {}
         return {**(inherited(base) if base else {}), **{key: space[key] for key in space if key != "inherits"}}
 
-    found = (ModelInfo(**_plain({**entry, "space": inherited(entry.get("space", {}))})) for entry in content["model"])
+    found = (ModelInfo(**plain({**entry, "space": inherited(entry.get("space", {}))})) for entry in content["model"])
     return {row.name: row for row in found}
 
 
-def _plain(value: Any) -> Any:
-    """Lists as tuples, and None where TOML, which has none, says ``"unset"``."""
+def plain(value: Any) -> Any:
+    """Converts lists to tuples and ``"unset"``, TOML's stand-in, to None."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return tuple(map(_plain, value)) if isinstance(value, list) else None if value == "unset" else value
+        return {key: plain(one) for key, one in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, list) else None if value == "unset" else value
 
 
 MODELS: dict[str, ModelInfo] = _rows()
 
-# Names that earlier versions had, with what to use instead.
+# Names of earlier versions, with replacements.
 REMOVED = {"idgl": "it was removed in version 0.2: use glcn or lds, which also learn a graph, or difformer-s"}
 
-# Options that earlier versions called otherwise, per model; run folders and presets may still hold the old name.
+# Option names of earlier versions, which run folders and presets may still contain.
 RENAMED = {
     "gcn-knn": {"metric": "knn_metric"},
     "gat-knn": {"metric": "knn_metric"},

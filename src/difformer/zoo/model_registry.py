@@ -1,8 +1,8 @@
-"""From a name and options to a model: names of the catalogue, registered names, and ``package.module:Class``.
+"""Builds models from a name and options: catalogue names, registered names, and ``package.module:Class``.
 
 Your own model is a class ``(in_channels, hidden_channels, out_channels, *, options…)``. It either follows
-`difformer.nn.Model` (``embed``, ``decode`` and ``forward``), or has only a ``forward`` as PyTorch Geometric's models
-have: then it is called with those of ``x``, ``edge_index``, ``edge_weight`` and ``batch`` that its signature names.
+`difformer.nn.Model` (``embed``, ``decode`` and ``forward``), or defines only ``forward``, like the models of PyTorch
+Geometric: it then receives those of ``x``, ``edge_index``, ``edge_weight`` and ``batch`` that its signature names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from difformer.zoo.linear_maps import dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
-ENTRY_POINTS = "difformer.models"  # the group in which an installed package may name models of its own
+ENTRY_POINTS = "difformer.models"  # the entry-point group for models of other installed packages
 
 _registered: dict[str, type[nn.Module]] = {}
 
@@ -43,22 +43,22 @@ def register_model(
 ) -> ModelInfo:
     """Adds a model, so that ``fit``, ``tune``, ``report`` and all other commands accept its name.
 
-    The name is known in this process. A command line knows it where an installed package names it in the entry-point
-    group ``difformer.models``, or without a name as ``package.module:Class``.
+    The registration holds for this process. On the command line, use ``package.module:Class``, or a name that an
+    installed package lists in the entry-point group ``difformer.models``.
 
     Args:
-        name: What ``--model`` and ``TrainConfig(model=…)`` take.
+        name: The name for ``--model`` and ``TrainConfig(model=…)``.
         model: A class ``(in_channels, hidden_channels, out_channels, *, options…)``, as described in
             `difformer.zoo.model_registry`.
-        about: One sentence; left out, the first line of the class's docstring.
-        kinds: Kinds of task that it serves, of ``"nodes"``, ``"series"`` and ``"graphs"``.
-        needs_graph: Whether it is pointless without observed edges.
+        about: One sentence; by default the first line of the docstring of the class.
+        kinds: Supported kinds of task: ``"nodes"``, ``"series"`` and ``"graphs"``.
+        needs_graph: Whether it requires observed edges.
         stackable: Whether `torch.vmap` can train several runs of it as one.
-        defaults: Options whose default should differ from the class's.
+        defaults: Options whose default should differ from that of the class.
         space: Search space of ``difformer tune``: values per setting.
 
     Raises:
-        ValueError: If the name is that of a model of the package, or the class cannot be built from three sizes.
+        ValueError: If the name belongs to a model of the package, or the class cannot be built from three sizes.
 
     Example:
         >>> class Sandwich(torch.nn.Module):
@@ -81,13 +81,13 @@ def register_model(
     if unknown := set(kinds) - set(ALL_KINDS):
         raise UserError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
     facts = {"kinds": kinds, "needs_graph": needs_graph, "stackable": stackable}
-    info = _info(name, model, about, **facts, defaults=dict(defaults or {}), space=dict(space or {}))
-    _registered[name], MODELS[name] = model, info
-    return info
+    _registered[name] = model
+    MODELS[name] = _info(name, model, about, **facts, defaults=dict(defaults or {}), space=dict(space or {}))
+    return MODELS[name]
 
 
 def check_class(name: str, model: Any) -> None:
-    """Raises a ValueError unless `model` is a class that can be built as every model is."""
+    """Raises a ValueError unless `model` is a module class that can be built from three sizes."""
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
         raise UserError(f"model {name!r} must be a class derived from torch.nn.Module, got {model!r}")
     try:
@@ -100,15 +100,15 @@ def check_class(name: str, model: Any) -> None:
 
 
 def _info(name: str, model: type[nn.Module], about: str = "", **facts: Any) -> ModelInfo:
-    first = (inspect.getdoc(model) or "").strip().splitlines() if model.__doc__ else []
-    return ModelInfo(name, "own", f"{model.__module__}:{model.__qualname__}", about or (first or [""])[0], **facts)
+    first = inspect.cleandoc(model.__doc__ or "").partition("\n")[0]
+    return ModelInfo(name, "own", f"{model.__module__}:{model.__qualname__}", about or first, **facts)
 
 
 def name_of(model: type[nn.Module]) -> str:
     """The name of a class in configurations and run folders: its registered name, or ``"package.module:Class"``.
 
-    A class that no other process could import (one of a notebook, a script or a function) is registered under its own
-    name. To use its run folders elsewhere, register it there too.
+    A class that other processes cannot import (defined in a notebook, a script or a function) is registered under its
+    own name. To use its run folders elsewhere, register it there too.
     """
     for name, known in _registered.items():
         if known is model:
@@ -123,7 +123,7 @@ def name_of(model: type[nn.Module]) -> str:
 
 
 def find(name: str | type[nn.Module]) -> ModelInfo:
-    """The catalogue's row for a name, or an error that names the nearest one."""
+    """The catalogue row of a name; an unknown name raises an error with the nearest one."""
     if isinstance(name, type):
         name = name_of(name)
     if name in MODELS:
@@ -135,10 +135,8 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
             return register_model(name, entry.load())
     if name in REMOVED:
         raise UserError(f"there is no model {name!r}: {REMOVED[name]}")
-    near = nearest(name, MODELS)
-    begun = [
-        known for known in MODELS if near and name and near.startswith(name.lower()) and known.startswith(name.lower())
-    ]
+    near, prefix = nearest(name, MODELS), name.lower()
+    begun = [known for known in MODELS if known.startswith(prefix)] if near and near.startswith(prefix) else []
     others = f" Other names with this prefix: {', '.join(begun[1:])}." if len(begun) > 1 else ""
     raise UserError(
         f"unknown model {name!r}{or_near(name, MODELS)}{others} Known: {', '.join(MODELS)}. Your own model is "
@@ -171,7 +169,7 @@ def model_class(info: ModelInfo) -> type[nn.Module]:
 
 
 def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Options of a class: its arguments after the three sizes; where it passes on others, also those of its bases."""
+    """Options of a class: its arguments after the three sizes, and those of its bases if it accepts ``**options``."""
     found: dict[str, inspect.Parameter] = {}
     for one in model.__mro__[: model.__mro__.index(nn.Module)]:
         if not {"__init__", "__signature__"} & vars(one).keys():
@@ -187,7 +185,7 @@ def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Options that a model takes, with their defaults; those that make it what it is are left out."""
+    """Options of a model with their defaults, without those it fixes."""
     info = find(name)
     options = {key: parameter.default for key, parameter in parameters_of(model_class(info)).items()}
     options = {"hidden_channels": DEFAULT_HIDDEN_CHANNELS} | options | dict(info.defaults)
@@ -195,15 +193,14 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the names that they have today."""
+    """Options under their current names."""
     renamed = RENAMED.get(name, {})
     return {renamed.get(key, key): value for key, value in options.items()}
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raises a ValueError for an option that the model does not have, naming those it has."""
-    known = options_of(name)
-    fixed = find(name).fixed
+    """Raises a ValueError that lists all options if the model lacks or fixes one of these."""
+    known, fixed = options_of(name), find(name).fixed
     for key in current_options(name, options):
         if key in fixed:
             advice = "; use model 'difformer' to choose it" if name.startswith("difformer") else ""
@@ -215,14 +212,14 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:
-    """A model by its name.
+    """Builds a model.
 
     Args:
-        name: See `MODELS`, or ``"package.module:Class"``.
-        options: What the model's class takes by keyword, and ``hidden_channels``.
+        name: A name in `MODELS`, or ``"package.module:Class"``.
+        options: Keyword arguments of the class, and ``hidden_channels``.
 
     Raises:
-        ValueError: If the model or an option is not known.
+        ValueError: If the model or an option is unknown.
     """
     info = find(name)
     check_options(name, options)
@@ -233,9 +230,9 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
 
 
 class Plain(Encoder):
-    """A model with nothing but a ``forward``, in the form of `difformer.nn.Model`: its outputs are its states.
+    """Adapts a module with only ``forward`` to `difformer.nn.Model`; its outputs are its states.
 
-    It is given dense features, and the edges as ``[2, E]``. For graph-level tasks its outputs are pooled.
+    The module receives dense features and edges ``[2, E]``. For graph-level tasks its outputs are pooled.
     """
 
     def __init__(self, model: nn.Module) -> None:

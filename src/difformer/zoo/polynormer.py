@@ -1,4 +1,4 @@
-r"""Polynormer of Deng, Yue and Zhang (ICLR 2024): attention whose output is a polynomial of the features."""
+r"""Polynormer (Deng, Yue and Zhang, ICLR 2024): attention whose output is a polynomial of the features."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.classic import GATLayer
-from difformer.zoo.edge_attention import attention_bytes, edge_sum
-from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option, refuse_beyond_memory
+from difformer.zoo.edge_attention import check_attention_memory, edge_sum
+from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option
 from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import linear_attention
 
@@ -24,19 +24,19 @@ FIRST_BETA = 0.9
 
 
 def maps(z: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Linear maps of the same states by one product."""
+    """Several linear maps of the same states, as one product."""
     joined = functional.linear(z, torch.cat(list(weights)), torch.cat(list(biases)))
     return joined.split([weight.shape[0] for weight in weights], 1)
 
 
 class LocalLayer(nn.Module):
-    r"""Attention along edges times a gate, which raises the degree of the polynomial with every layer.
+    r"""Attention along edges times a gate, which raises the degree of the polynomial in every layer.
 
     .. math::
         M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
         Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
 
-    β has one value for each channel.
+    β has one value per channel.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalLayer(nn.Module):
         attended = edge_sum(self.attention.weights(values, graph), values, graph).flatten(1)
         messages = dropout(functional.relu(attended + direct), self.dropout, self.training)
         beta = torch.sigmoid(self.beta)
-        # 1 - β on the norm's own scale and shift, which are short.
+        # 1 - β is folded into the scale and shift of the norm.
         scale, shift = (1 - beta) * self.norm.weight, (1 - beta) * self.norm.bias
         gated = functional.relu(gate) * messages
         return torch.addcmul(
@@ -77,7 +77,7 @@ class GlobalLayer(nn.Module):
         P_i = \frac{σ(q_i)^\top \sum_j σ(k_j) v_j^\top}{σ(q_i)^\top \sum_j σ(k_j)}, \qquad
         Z^+ = \mathrm{ReLU}((\mathrm{norm}(P) ⊙ (Z U + σ(b))) W_O)
 
-    W_O is shared by all global layers.
+    W_O, the argument `joining`, is shared by all global layers.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -90,30 +90,29 @@ class GlobalLayer(nn.Module):
     def forward(self, z: Tensor, segments: Segments | None, joining: nn.Module) -> Tensor:
         layers = (self.query, self.key, self.value, self.gate)
         shift = self.gate.bias + torch.sigmoid(self.beta)
-        *qkv, gate = maps(
-            z, [layer.weight for layer in layers], (self.query.bias, self.key.bias, self.value.bias, shift)
-        )
+        biases = self.query.bias, self.key.bias, self.value.bias, shift
+        *qkv, gate = maps(z, [layer.weight for layer in layers], biases)
         q, k, v = (part.unflatten(1, (self.heads, z.shape[1] // self.heads)) for part in qkv)
         attended = linear_attention(torch.sigmoid(q), torch.sigmoid(k), v, segments).flatten(1)
         return functional.relu(joining(self.norm(attended) * gate))
 
 
 class Polynormer(Encoder):
-    r"""Local layers, their outputs summed; then global layers on the sum.
+    r"""Local layers, and global layers on the sum of their outputs.
 
-    For the first `local_passes` passes of training the outputs are those of the local layers with a decoder of their
-    own. How many passes there were is saved with the model, so that the best epoch is used as it was measured.
+    In the first `local_passes` training passes, only the local layers train, with their own decoder. The number of
+    passes is saved with the model, so a model from that phase predicts as it did in training.
     """
 
     num_layers: int = option(5, "Local layers.")
     global_layers: int = option(2, "Global layers; 0 for none.", least=0)
-    num_heads: int | None = option(None, "Heads; None takes 8, or its largest divisor that fits.")
-    dropout: float = option(0.5, "After the input's map, on a local layer's messages, and after a global layer.")
-    input_dropout: float = option(0.15, "Of the features.")
-    global_dropout: float | None = option(None, "After a global layer; None is the same as `dropout`.")
-    beta: float = option(FIRST_BETA, "β of the local layers at first.")
-    local_passes: int = option(100, "Passes of training without the global layers.", least=0)
-    pre_norm: bool = option(True, "Whether a LayerNorm comes before each local layer; deep stacks lose small features.")
+    num_heads: int | None = option(None, "Heads; None uses 8, or its largest divisor that fits.")
+    dropout: float = option(0.5, "After the input layer, on messages of local layers, and after global layers.")
+    input_dropout: float = option(0.15, "On the features.")
+    global_dropout: float | None = option(None, "After global layers; None uses `dropout`.")
+    beta: float = option(FIRST_BETA, "Initial β of the local layers.")
+    local_passes: int = option(100, "Training passes without the global layers.", least=0)
+    pre_norm: bool = option(True, "Whether a LayerNorm precedes each local layer, which preserves small features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         heads = self.heads = check_heads(self.num_heads, hidden_channels)
@@ -126,19 +125,16 @@ class Polynormer(Encoder):
         self.joining = nn.Linear(hidden_channels, hidden_channels) if self.global_layers else nn.Identity()
         self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads) for _ in range(self.global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
-        self.local_output = (
-            nn.Linear(hidden_channels, out_channels) if self.local_passes and self.global_layers else None
-        )
+        begins = self.local_passes and self.global_layers
+        self.local_output = nn.Linear(hidden_channels, out_channels) if begins else None
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.passes: Tensor
+        self.passes = nn.Buffer(torch.zeros((), dtype=torch.long))
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped
-        needed = attention_bytes(graph, self.heads, 5 * self.input.out_features, len(self.local))
-        what, edges = "polynormer on {:,} edges", graph.num_edges
-        refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…", count=edges, training=True)
+        sizes = self.heads, 5 * self.input.out_features, len(self.local)
+        check_attention_memory("polynormer", [graph], *sizes, "train with batch_size=…")
         if self.training:
             self._passes.add(self.passes)
         z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)
@@ -155,9 +151,9 @@ class Polynormer(Encoder):
         return z
 
     def decode(self, states: Tensor) -> Tensor:
-        """By the decoder of the local layers as long as they train alone."""
+        """Outputs of the decoder of the local layers while they train alone, else of the final one."""
         return self.local_output(states) if self.local_output is not None and self._begins() else self.output(states)
 
     def _begins(self) -> bool:
-        """Whether this is a pass of the local layers alone."""
+        """Whether only the local layers are in use."""
         return self.local_output is not None and self._passes.of(self.passes) <= self.local_passes

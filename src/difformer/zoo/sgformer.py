@@ -11,11 +11,11 @@ from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.encoder import Encoder, Observed, one_of, option
 from difformer.zoo.linear_maps import linear, make_norm, mapped
-from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
+from difformer.zoo.node_pairs import by_graph, graph_sum
 
 
 def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-    r"""All-pair attention of each graph with queries and keys divided by their norm as a whole.
+    r"""All-pair attention within each graph, with queries and keys divided by their Frobenius norms.
 
     .. math::
         D^{-1} \Big[ V + \frac1N \tilde Q (\tilde K^\top V) \Big], \quad
@@ -24,33 +24,32 @@ def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None)
 
     ``q, k [N, H, d]``, ``v [N, H, c]`` → ``[N, H, c]``.
     """
-    count = graph_sizes(q.shape[0], segments, q).view(-1, 1, 1)
+    sizes = q.new_full((q.shape[0],), q.shape[0]) if segments is None else segments.sizes.to(q.dtype)[segments.batch]
+    count = sizes.view(-1, 1, 1)
 
     def scaled(x: Tensor) -> Tensor:
         return x * graph_sum(x.square().sum((1, 2)), segments).clamp_min(1e-24).rsqrt().view(-1, 1, 1)
 
+    def product(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Padding of a block is zero and adds nothing to sums over keys.
+        return torch.einsum("gnhd,ghdc->gnhc", q, torch.einsum("gmhd,gmhc->ghdc", k, v))
+
     q, k = scaled(q), scaled(k)
-    # Padding of a block is zero, so it adds nothing to sums over keys.
-    attended = by_graph(_product, segments, q, k, v)
+    attended = by_graph(product, segments, q, k, v)
     total = 1 + (q * graph_sum(k, segments)).sum(-1, keepdim=True) / count
     return (v + attended / count) / total
 
 
-def _product(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Q (Kᵀ V) of graphs side by side."""
-    return torch.einsum("gnhd,ghdc->gnhc", q, torch.einsum("gmhd,gmhc->ghdc", k, v))
-
-
 class SGFormer(Encoder):
-    r"""A global branch of `simple_attention` and a local branch of graph convolutions, added with weights.
+    r"""The weighted sum of a global branch (`simple_attention`) and a local branch (graph convolutions).
 
     .. math::
         Z^{(0)} = \mathrm{ReLU}(\mathrm{norm}(X W)), \quad
         Z = β \, \mathrm{Attention}(Z^{(0)}) + (1 - β) Z^{(0)}, \quad
         \hat Y = \big( (1 - w) Z + w \, \mathrm{GCN}(X, A) \big) W_O + b.
 
-    Each branch begins with a map of its own; ``join="cat"`` puts both side by side instead of adding them. Without
-    edges the local branch has self-loops alone.
+    Each branch starts with its own linear map. ``join="cat"`` concatenates the branches instead. Without edges the
+    local branch has self-loops only.
     """
 
     num_layers: int = option(2, "Convolutions of the local branch.")
@@ -58,12 +57,12 @@ class SGFormer(Encoder):
     num_heads: int = option(1, "Heads of attention, averaged.")
     dropout: float = option(0.5, "After each layer of the local branch.")
     attention_dropout: float = option(0.2, "After each layer of the global branch.")
-    residual_weight: float = option(0.5, "β, share of attention against what comes in.")
+    residual_weight: float = option(0.5, "β, share of attention relative to its input.")
     graph_weight: float = option(0.8, "w, share of the local branch.")
     norm: bool = option(False, "Whether layers of the global branch have a LayerNorm.")
     local_norm: str = option("none", 'Norm of the local branch: ``"batch"``, ``"layer"`` or ``"none"``.')
-    local_residual: bool = option(False, "Whether layers of the local branch after the first add to their input.")
-    join: str = one_of("add", "cat", about='``"add"`` or ``"cat"``, what becomes of the two branches.')
+    local_residual: bool = option(False, "Whether layers of the local branch after the first add their input.")
+    join: str = one_of("add", "cat", about='How to combine the branches: ``"add"`` or ``"cat"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         wide = self.num_heads * hidden_channels
@@ -91,18 +90,14 @@ class SGFormer(Encoder):
             new = dropout(functional.relu(norm(spread)), self.dropout, self.training)
             local = new + local if self.local_residual and k and isinstance(local, Tensor) else new
         assert isinstance(local, Tensor)
-        everywhere = self._everywhere(x, observed.segments)
-        if self.join == "cat":
-            return torch.cat([everywhere, local], 1)
-        return torch.lerp(everywhere.to(local.dtype), local, self.graph_weight)  # under autocast types may differ
-
-    def _everywhere(self, x: Features, segments: Segments | None) -> Tensor:
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = dropout(z, self.attention_dropout, self.training)
         for maps, norm in zip(self.attention, self.norms[1:], strict=True):
             assert isinstance(maps, nn.ModuleList)
             q, k, v = (layer(z).unflatten(1, (self.num_heads, -1)) for layer in maps)
-            attended = simple_attention(q, k, v, segments).mean(1)
+            attended = simple_attention(q, k, v, observed.segments).mean(1)
             z = norm(self.residual_weight * attended + (1 - self.residual_weight) * z)
             z = dropout(z, self.attention_dropout, self.training)
-        return z
+        if self.join == "cat":
+            return torch.cat([z, local], 1)
+        return torch.lerp(z.to(local.dtype), local, self.graph_weight)  # under autocast dtypes may differ
