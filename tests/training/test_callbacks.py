@@ -55,5 +55,5 @@ def test_devices_by_name():
     assert resolve("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda"):
         resolve("toaster")
-    with pytest.raises(ValueError, match="'cuda:99' is not here"):
+    with pytest.raises(ValueError, match="'cuda:99' is not available"):
         resolve("cuda:99")

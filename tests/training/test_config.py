@@ -39,6 +39,8 @@ def test_unknown_fields_are_refused_with_the_nearest_name():
         TrainConfig.from_dict({"learning_rat": 0.1})
     with pytest.raises(ValueError, match="no field 'lr'"):
         TrainConfig().replace(lr=0.1)
+    with pytest.raises(ValueError, match="no field 'self'"):  # a file may hold any name
+        TrainConfig.from_dict({"self": 1})
 
 
 def test_settings_are_told_apart():

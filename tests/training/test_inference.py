@@ -9,7 +9,7 @@ from difformer import DIFFormer, Graph
 from difformer.data import Split, Task
 from difformer.training import feeds
 from difformer.training.config import TrainConfig
-from difformer.training.feeds import BatchesFeed, decode_in_batches, embed_in_batches
+from difformer.training.feeds import BatchesFeed, embed_in_batches
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_batches_of_rows_give_the_forward_pass(options, batch_size):
         for structure in (graph, None):
             states = embed_in_batches(net, x, structure, batch_size=batch_size, device=CPU, storage=CPU)
             torch.testing.assert_close(states, net.embed(x, structure), **near)
-            outputs = decode_in_batches(net, states, batch_size=batch_size, device=CPU)
+            outputs = torch.cat([net.decode(rows) for rows in states.split(batch_size)])
             torch.testing.assert_close(outputs, net(x, structure), **near)
 
 
@@ -90,7 +90,7 @@ def test_chunks_equal_the_full_pass_for_every_diffusivity(name, qk_norm):
                     structure = Graph(graph.edge_index, graph.num_nodes)
                 states = embed_in_batches(wide, given, structure, batch_size=33, device=CPU, storage=CPU)
                 torch.testing.assert_close(states, wide.embed(given, structure), atol=1e-9, rtol=1e-9)
-                outputs = decode_in_batches(wide, states, batch_size=33, device=CPU)
+                outputs = torch.cat([wide.decode(rows) for rows in states.split(33)])
                 assert torch.equal(outputs.argmax(-1), wide(given, structure).argmax(-1))
 
 

@@ -244,6 +244,20 @@ def test_a_fit_below_the_most_frequent_class_says_so(stacked):
     assert any("no better than always predicting the most frequent class (0." in note for note in summary.notes)
 
 
+def test_values_further_off_than_the_mean_of_the_training_part_are_noted():
+    task = blocks(n=100)
+    y = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)) + 3
+    y[::7, 1] = torch.nan
+    task = dataclasses.replace(task, y=y, num_outputs=2, problem="regression", metric="mse", class_names=())
+    split = task.splits[0]
+    held, mean = torch.cat([split.valid, split.test]), y[split.train].double().nanmean(0)
+    simple = (y[held].double() - mean).square().nanmean()
+    off = y.nan_to_num(3.0) + torch.tensor([2.0, -2.0])
+    expected = f"no better than always predicting the mean of the training part ({simple:.4g}): the mean squared error"
+    assert [note.partition(" outside")[0] for note in warning_signs(task, split, off, "mse")] == [expected]
+    assert warning_signs(task, split, y.nan_to_num(3.0), "mse") == []
+
+
 @pytest.mark.parametrize(
     ("make", "settings"),
     [

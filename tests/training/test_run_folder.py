@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from small_tasks import blocks, many_labels, point_sets, series
 
 import difformer
+from difformer import toml
 from difformer.data import DataError, load, load_splits
 from difformer.files import only_one
 from difformer.training import (
@@ -19,7 +20,6 @@ from difformer.training import (
     evaluate,
     fit,
     resume,
-    toml,
     train_one,
 )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from difformer.data.errors import require
+from difformer.errors import require
 
 if TYPE_CHECKING:
     from difformer.training.record import Summary
@@ -82,13 +82,11 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
         self.summary, self.folder, self.kept = summary, folder, ""
-        if folder and again:
-            self.kept = (
-                f"the results so far were saved, but these stacked seeds have no checkpoints: continue with resume, "
-                f"which trains them again from their first epoch: {folder}"
-            )
-        elif folder:
+        if folder:
             self.kept = f"what there is was saved, continue with resume: {folder}"
+        if folder and again:
+            lost = "the results so far were saved, but these stacked seeds have no checkpoints"
+            self.kept = f"{lost}: continue with resume, which trains them again from their first epoch: {folder}"
         super().__init__("training was interrupted" + (f"; {self.kept}" if self.kept else ""))
 
 

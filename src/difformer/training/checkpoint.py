@@ -20,7 +20,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, uint8
 
 from difformer.errors import UserError
-from difformer.files import write_whole
+from difformer.files import write_bytes
 from difformer.training.config import TrainConfig
 
 FORMAT = 1
@@ -56,7 +56,7 @@ class Snapshot:
         """Writes one file, whole or not at all."""
         facts = json.dumps(self.facts)
         metadata = {"difformer": facts, "hash": _digest(self.tensors, facts)}
-        write_whole(path, save_tensors(self.tensors, metadata=metadata))
+        write_bytes(path, save_tensors(self.tensors, metadata=metadata))
 
     @staticmethod
     def read(path: Path) -> Snapshot:
@@ -81,7 +81,6 @@ class Snapshot:
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
-    """Hash of everything in a checkpoint."""
     found = hashlib.sha256(facts.encode())
     for name, value in sorted(tensors.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +26,6 @@ def _count(default: int | None, least: int = 1) -> Any:
 
 def _choice(*choices: str) -> Any:
     return _setting(choices[0], f"one of {', '.join(choices)}", lambda v: v in choices)
-
-
-def _flag(default: bool) -> Any:
-    return _setting(default, "true or false")
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class TrainConfig:
     epochs: int = _count(500)
     learning_rate: float = _setting(1e-3, "a number above 0", lambda v: v > 0)
     weight_decay: float = _setting(0.0, "a number of at least 0", lambda v: v >= 0)
-    decoupled: bool = _flag(False)
+    decoupled: bool = _setting(False, "true or false")
     schedule: str = _choice("constant", "cosine", "linear")
     warmup: int = _count(0, least=0)
     gradient_clip: float | None = _setting(None, "a number above 0", lambda v: v > 0)
@@ -84,9 +80,9 @@ class TrainConfig:
     batch_size: int | None = _count(None)
     steps_per_epoch: str = _choice("epoch", "snapshot")
     label_smoothing: float = _setting(0.0, "a number in [0, 1)", lambda v: 0 <= v < 1)
-    class_weights: bool = _flag(False)
+    class_weights: bool = _setting(False, "true or false")
     loss: str = _choice("auto", "broadcast-mse")
-    scale_targets: bool = _flag(True)
+    scale_targets: bool = _setting(True, "true or false")
     metric: str = _setting("auto", "a name", bool)
     readout: str = _choice("mean", "sum", "max")
     graph: str = _setting("given", "a name", bool)
@@ -100,10 +96,9 @@ class TrainConfig:
 
             object.__setattr__(self, "model", name_of(self.model))
         elif not isinstance(self.model, str):
-            raise UserError(
-                f"model must be a name or a class, got an object of class {type(self.model).__name__}; give the class, "
-                f"model={type(self.model).__name__}, and its arguments in options"
-            )
+            kind = type(self.model).__name__
+            advice = f"give the class, model={kind}, and its arguments in options"
+            raise UserError(f"model must be a name or a class, got an object of class {kind}; {advice}")
         object.__setattr__(self, "options", {name: _storable(value) for name, value in self.options.items()})
         for name, about in _FIELDS.items():
             kind, _, optional = str(about.type).partition(" | ")
@@ -118,9 +113,14 @@ class TrainConfig:
                 raise UserError(f"{name} must be {expected}, got {value!r}")
         knn_of(self.graph)
 
-    def replace(self, **changes: Any) -> TrainConfig:
+    def replace(self, /, **changes: Any) -> TrainConfig:
         """A copy with some fields changed; a new `options` replaces all old ones."""
-        _check_names(changes)
+        known = [about.name for about in dataclasses.fields(self)]
+        if unknown := next((name for name in changes if name not in known), None):
+            raise UserError(
+                f"a training configuration has no field {unknown!r}; {did_you_mean(unknown, known)}It has "
+                f"{', '.join(known)}"
+            )
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,8 +130,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TrainConfig:
         """A configuration from some or all fields."""
-        _check_names(fields)
-        return cls(**fields)
+        return cls().replace(**fields)
 
 
 # Every field but the model and its options: the names that a command line can set.
@@ -170,28 +169,36 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
     Raises:
         UserError: If a setting has no ``=``, is given twice, or is neither a field nor an option of the model.
     """
-    from difformer.zoo import options_of
+    from difformer.zoo import find, options_of
 
-    options_known = options_of(model)
-    fields: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    known = {**_FIELDS, **options_of(model)}
+    found: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise UserError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
-        if name in fields or name in options:
+        if name in found:
             raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
+        if name in (fixed := find(model).fixed):
+            free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
+            raise UserError(f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}")
+        if name not in known:
+            raise UserError(
+                f"unknown setting {name!r}; {did_you_mean(name, known)}Training takes {', '.join(_FIELDS)}; model "
+                f"{model!r} takes {', '.join(options_of(model))}"
+            )
         named = text.strip().lower() == "none" and _takes_a_name(name, model)
-        value = "none" if named else _parse_value(text)
-        if name in _FIELDS:
-            fields[name] = value
-        elif name in options_known:
-            options[name] = value
-        else:
-            raise UserError(_unknown_setting(name, model, [*options_known]))
+        found[name] = "none" if named else _parse_value(text)
+    fields, options = _divided(found)
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
     return fields, options
+
+
+def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a configuration, and options of a model."""
+    fields = {key: value for key, value in settings.items() if key in _FIELDS}
+    return fields, {key: value for key, value in settings.items() if key not in _FIELDS}
 
 
 def _parse_value(text: str) -> Any:
@@ -210,19 +217,9 @@ def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
     """A configuration from fields and model options in one mapping, as `--set` and presets have them."""
     from difformer.zoo import check_options
 
-    options = {key: value for key, value in settings.items() if key not in _FIELDS}
+    fields, options = _divided(settings)
     check_options(model, options)
-    return TrainConfig(model=model, options=options, **{key: v for key, v in settings.items() if key in _FIELDS})
-
-
-def _unknown_setting(name: str, model: str, options: Sequence[str]) -> str:
-    from difformer.zoo import find
-
-    if name in (fixed := find(model).fixed):
-        free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
-        return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
-    known = f"Training takes {', '.join(_FIELDS)}; model {model!r} takes {', '.join(options)}"
-    return f"unknown setting {name!r}; {did_you_mean(name, [*_FIELDS, *options])}{known}"
+    return TrainConfig(model=model, options=options, **fields)
 
 
 def _takes_a_name(setting: str, model: str) -> bool:
@@ -233,10 +230,3 @@ def _takes_a_name(setting: str, model: str) -> bool:
     for name, parameter in parameters_of(model_class(find(model))).items():
         kinds.setdefault(name, str(parameter.annotation))
     return kinds.get(setting) == "str"
-
-
-def _check_names(names: Iterable[str]) -> None:
-    known = [f.name for f in dataclasses.fields(TrainConfig)]
-    if unknown := next((name for name in names if name not in known), None):
-        hint = did_you_mean(unknown, known)
-        raise UserError(f"a training configuration has no field {unknown!r}; {hint}It has {', '.join(known)}")

@@ -50,7 +50,6 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def _recordable() -> Iterator[None]:
-    """Turns errors within into `NotRecordableError`, except for lack of memory."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -60,20 +59,17 @@ def _recordable() -> Iterator[None]:
 
 
 class Recorder:
-    """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
-
-    Work must read and write in place: no piece may read what another has left in that memory.
-    """
+    """Records work to be replayed, in memory that all pieces share: no piece may read what another has left there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # memory is shared on one stream only
 
     def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The work, recorded.
+        """The work, recorded but not executed.
 
-        Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
-        is made meanwhile has no values before the first replay, and never any if recording fails.
+        It must have been done before, so that caches are filled: what is made now has no values before the first
+        replay, and never any if recording fails.
         """
         # The stream that torch chooses by itself belongs to the first device that anything was recorded on: work on
         # other devices would be done at once, and be missing from the graph. If recording fails, torch stays on its

@@ -30,12 +30,12 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (found.index or 0) >= count:
             raise UserError(
-                f"device {str(device)!r} is not here: {count or 'no'} CUDA device{'' if count == 1 else 's'} found; "
-                f"take device='auto' or 'cpu'"
+                f"device {str(device)!r} is not available: {count or 'no'} CUDA device{'' if count == 1 else 's'} "
+                f"found; take device='auto' or 'cpu'"
             )
         return torch.device("cuda", found.index or 0)
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not here; take device='auto' or 'cpu'")
+        raise UserError("device 'mps' is not available; take device='auto' or 'cpu'")
     return found
 
 

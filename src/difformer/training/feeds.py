@@ -1,7 +1,7 @@
 """Feeds: how a task reaches a model, one forward pass after the other.
 
 A feed gives the passes of a training epoch and the outputs of all instances for evaluation. What does not change
-between epochs (normalised graphs, sorted sparse features, padded blocks) is computed once and stays on the device.
+between epochs (normalised graphs, sorted sparse features) is computed once and stays on the device.
 
 * `NodesFeed`: all nodes in every pass.
 * `BatchesFeed`: large graphs, trained on a random partition of the nodes, a new one every epoch; evaluated whole.
@@ -18,7 +18,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 import torch
@@ -36,7 +36,7 @@ from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.kernels.rows import LayerNorm
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.nn.context import store
+from difformer.nn.context import Context, as_structure, store
 from difformer.nn.inspection import mask_holder
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
@@ -44,7 +44,7 @@ from difformer.training.config import TrainConfig, knn_of
 from difformer.training.model import hook, in_units, is_as_written
 
 AMPLE = 0.25  # of a device's free memory: what states and graph may take to live there
-ROW_BY_ROW = (nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)  # what a DIFFormer is made of beside its layers
+ROW_BY_ROW = (DIFFormer, DIFFormerConv, nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)
 LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 DEFAULT_BATCH_SIZE = 256  # graphs
@@ -61,12 +61,18 @@ class Inputs:
     x: Tensor | SparseMatrix
     graph: Graph | None = None
     batch: Segments | None = None
+    context: Context | None = None  # who sends, in place of graph and batch, for a DIFFormer
 
     def outputs(self, model: nn.Module) -> Tensor:
-        return model(self.x, self.graph, None, self.batch)
+        return self._ask(model)
 
     def states(self, model: Any) -> Tensor:
-        return model.embed(self.x, self.graph, None, self.batch)
+        return self._ask(model.embed)
+
+    def _ask(self, pass_of: Callable[..., Tensor]) -> Tensor:
+        if self.context is not None:
+            return pass_of(self.x, context=self.context)
+        return pass_of(self.x, self.graph, None, self.batch)
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class Step:
     share: float = 1.0  # factor of the loss in the gradient
     part: float = 1.0  # factor of the loss in what is recorded for the epoch
     update: bool = True  # whether the optimiser steps after this pass
+    numbers: Tensor | None = None  # of the rows, if others have the rest: dropout masks follow from them
 
     def select(self, outputs: Tensor) -> Tensor:
         """Those of the pass's outputs that have targets, in their shape."""
@@ -92,14 +99,15 @@ class Feed(ABC):
     """What a training loop asks of a task."""
 
     whole = False  # whether an epoch is one pass over all instances, so that its outputs can serve evaluation too
+    _passes: Any  # a list, or a property that makes it once
 
     @abstractmethod
     def steps(self, epoch: int) -> Iterator[Step]:
         """The passes of an epoch; a function of seed and epoch only."""
 
-    @abstractmethod
     def passes(self) -> list[Inputs]:
         """Forward passes that together cover all instances."""
+        return self._passes
 
     def outputs(self, model: nn.Module) -> Tensor:
         """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
@@ -120,29 +128,30 @@ class OnePassFeed(Feed):
     whole = True
 
     def __init__(self, step: Step) -> None:
-        self.inputs, self._step = step.inputs, step
+        self._step, self._passes = step, [step.inputs]
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield self._step
 
-    def passes(self) -> list[Inputs]:
-        return [self.inputs]
-
 
 class NodesFeed(OnePassFeed):
-    """All nodes in every pass."""
+    """All nodes in every pass; `weight` says how often each counts as a sender, None for once."""
 
-    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
-        super().__init__(Step(inputs_of(task, device), task.y[split.train].to(device), split.train.to(device)))
+    def __init__(self, task: Task, split: Split, device: torch.device, weight: Tensor | None = None) -> None:
+        inputs = inputs_of(task, device)
+        if weight is not None:
+            context = as_structure(task.num_nodes, inputs.graph, weight=weight.to(device))
+            inputs = dataclasses.replace(inputs, context=context)
+        super().__init__(Step(inputs, task.y[split.train].to(device), split.train.to(device)))
 
 
 class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
-    or on a GPU with too little room. A layer only needs a summary of all nodes: one pass over chunks of rows adds up
-    the summaries of their keys and values (`difformer.nn.context.store`), a second answers the rows of each chunk. That
-    takes O(N) time if a summary is a sum (simple, constant), and O(N²) otherwise, tile by tile.
+    or on a GPU with too little room. One pass over the chunks adds up the summaries of their keys and values
+    (`difformer.nn.context.store`), a second answers the rows of each chunk. That takes O(N) time if a summary is a sum
+    (simple, constant), and O(N²) otherwise, tile by tile.
     """
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
@@ -151,24 +160,22 @@ class BatchesFeed(Feed):
         home = device if has_room(device, _bytes(task)) else None
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
-        self._in_one_pass: bool | None = None  # decided once, so that all evaluations are alike
+        self._chunked: bool | None = None  # whether evaluations go in chunks; decided once, so that all are alike
         self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
         self._graph: Graph | None = None
-        self._whole: Inputs | None = None
 
     def steps(self, epoch: int) -> Iterator[Step]:
-        count = max(1, self.train.numel())
         for batch in self.partitions.epoch(epoch):
             rows = batch.local(self.train)
             if rows.numel():
                 inputs, targets = inputs_of(batch, self.device), batch.y[rows].to(self.device)
-                yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
+                yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / self.train.numel())
 
     def outputs(self, model: nn.Module) -> Tensor:
         if not self._in_chunks(model):
             return super().outputs(model)
-        outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
-        return in_units(model, outputs)
+        parts = self.states(model).split(self._rows(model))
+        return in_units(model, torch.cat([model.decode(part.to(self.device)) for part in parts]))
 
     def states(self, model: nn.Module) -> Tensor:
         if not self._in_chunks(model):
@@ -181,33 +188,29 @@ class BatchesFeed(Feed):
         places: dict[str, Any] = {"device": self.device, "storage": self._storage}
         return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
 
-    def _rows(self, model: DIFFormer) -> int:
+    def _rows(self, model: Any) -> int:
         """Rows per chunk of an evaluation; if summaries are sums, small chunks save nothing and cost time."""
-        sums = all(layer.form in ADDED for layer in _layers(model))
+        sums = all(layer.form in ADDED for layer in model.layers)
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
     def _in_chunks(self, model: nn.Module) -> TypeGuard[DIFFormer]:
         """Whether the graph goes through a model in chunks, not in one pass."""
-        if self._in_one_pass is None:
-            self._in_one_pass = True
-            if not can_chunk(model):
-                return False
-            heads = max((layer.num_heads for layer in _layers(model)), default=1)
-            # Queries, keys, values and sums of every head, in float32.
-            states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            # The first holds all pairs at once, the second is not exact.
-            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
-            self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
-        return not self._in_one_pass
+        if self._chunked is None:
+            self._chunked = can_chunk(model) and not self._fits(model)
+        return self._chunked
 
-    def passes(self) -> list[Inputs]:
-        if self._whole is None:
-            self._whole = inputs_of(self.partitions, self.device)
-        return [self._whole]
+    def _fits(self, model: Any) -> bool:
+        """Whether one pass is exact and has room; backend reference holds all pairs, polynomial is not exact."""
+        if any(layer.backend in ("reference", "polynomial") for layer in model.layers):
+            return False
+        heads = max((layer.num_heads for layer in model.layers), default=1)
+        # Queries, keys, values and sums of every head, in float32.
+        states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
+        return has_room(self.device, states + _bytes(self.task))
 
-
-def _layers(model: DIFFormer) -> list[DIFFormerConv]:
-    return [layer for layer in model.layers if isinstance(layer, DIFFormerConv)]
+    @cached_property
+    def _passes(self) -> list[Inputs]:
+        return [inputs_of(self.partitions, self.device)]
 
 
 def _bytes(task: Task) -> int:
@@ -224,9 +227,8 @@ def can_chunk(model: nn.Module) -> TypeGuard[DIFFormer]:
     """
     if type(model) is not DIFFormer or has_global_hooks() or any(type(x) is not DIFFormerConv for x in model.layers):
         return False
-    known = (DIFFormer, DIFFormerConv, *ROW_BY_ROW)
     holders = {mask_holder(layer) for layer in model.layers}  # what explainers look for; it computes nothing
-    return all(type(part) in known and is_as_written(part) for part in model.modules() if part not in holders)
+    return all(type(part) in ROW_BY_ROW and is_as_written(part) for part in model.modules() if part not in holders)
 
 
 def embed_in_batches(
@@ -234,8 +236,8 @@ def embed_in_batches(
 ) -> Tensor:
     """Final states ``[N, hidden]`` of all nodes of one graph, as ``model.embed(x, graph)`` gives them with exact sums.
 
-    The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
-    features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
+    The model is on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`); the graph is on
+    `storage`, where the states are kept.
     """
     if model.training:
         raise UserError("model must be in evaluation mode: call model.eval() first")
@@ -245,8 +247,8 @@ def embed_in_batches(
         graph = None
     z = torch.cat([model.encode(features(_rows_of(x, rows), device)).to(storage) for rows in chunks])
     source, dtype = z, torch.float64 if model.input.weight.dtype == torch.float64 else torch.float32
-    for k, layer in enumerate(model.layers):
-        assert isinstance(layer, DIFFormerConv)
+    layers: Any = model.layers
+    for k, layer in enumerate(layers):
         senders = store(layer, z, observed=graph is not None, size=batch_size, device=device)
         received: Tensor | None = None
         if graph is not None and senders.sent is not None:
@@ -264,11 +266,6 @@ def _rows_of(x: Tensor, rows: slice, _: Tensor | None = None) -> Tensor:
     return x[rows] if x.layout == torch.strided else take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))
 
 
-def decode_in_batches(model: DIFFormer, states: Tensor, *, batch_size: int, device: torch.device) -> Tensor:
-    """Outputs of all states, on the device."""
-    return torch.cat([model.decode(part.to(device)) for part in states.split(batch_size)])
-
-
 def has_room(device: torch.device, needed: int) -> bool:
     """Whether a GPU has ample room for so many bytes; never true for a CPU, where everything is already."""
     return device.type == "cuda" and needed < AMPLE * free_bytes(device)
@@ -279,23 +276,21 @@ class GraphsFeed(Feed):
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         size = config.batch_size or DEFAULT_BATCH_SIZE
-        self.device = device
-        self._training = GraphBatches(task, index=split.train, batch_size=size, seed=seed)
-        self._all = GraphBatches(task, batch_size=graphs_at_a_time(task, size, device), shuffle=False)
-        self._kept: list[Inputs] | None = None
+        self.task, self.device = task, device
+        self.batches = GraphBatches(task, index=split.train, batch_size=size, seed=seed)
+        self.parts = torch.arange(task.num_instances).split(graphs_at_a_time(task, size, device))  # of an evaluation
 
     def _inputs(self, batch: GraphBatch) -> Inputs:
         return inputs_of(batch, self.device, Segments(batch.batch.to(self.device), batch.graphs.numel()))
 
     def steps(self, epoch: int) -> Iterator[Step]:
-        count = max(1, self._training.index.numel())
-        for batch in self._training.epoch(epoch):
-            yield Step(self._inputs(batch), batch.y.to(self.device), part=batch.graphs.numel() / count)
+        for batch in self.batches.epoch(epoch):
+            part = batch.graphs.numel() / max(1, self.batches.index.numel())
+            yield Step(self._inputs(batch), batch.y.to(self.device), part=part)
 
-    def passes(self) -> list[Inputs]:
-        if self._kept is None:
-            self._kept = [self._inputs(batch) for batch in self._all.epoch(0)]
-        return self._kept
+    @cached_property
+    def _passes(self) -> list[Inputs]:
+        return [self._inputs(self.batches.batch(graphs)) for graphs in self.parts]
 
 
 def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
@@ -325,7 +320,7 @@ class SeriesFeed(Feed):
             self._steps.append(Step(inputs, batch.y.to(device), shape=shape, **how))
         if self._steps:
             self._steps[-1] = dataclasses.replace(self._steps[-1], update=True)
-        self._all = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
+        self._passes = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
 
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
         count, joined = batch.x.shape[0], batch.disjoint()
@@ -336,9 +331,6 @@ class SeriesFeed(Feed):
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield from self._steps
-
-    def passes(self) -> list[Inputs]:
-        return self._all
 
     def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
         flat = super()._joined(ask)
@@ -364,20 +356,16 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
         task = dataclasses.replace(task, edge_index=None, edge_weight=None)
     elif neighbours is not None:
         task = with_neighbours(task, task, split, neighbours)
-    prepare = hook(model, "prepare")
-    if prepare is None:
+    if (prepare := hook(model, "prepare")) is None:
         return task
+    edges = task.edge_index, task.edge_weight
     if task.kind != "series":
-        x, edges, weight = prepare(task.x, task.edge_index, task.edge_weight)
-        return dataclasses.replace(task, x=x, edge_index=edges, edge_weight=weight, feature_names=())
-    index, weight = task.edge_index, task.edge_weight
-    each = [
-        prepare(x, index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight)
-        for t, x in enumerate(task.x)
-    ]
-    x, *edges = zip(*each, strict=True)
-    index, weight = (None if one[0] is None else one for one in edges)
-    return dataclasses.replace(task, x=torch.stack(x), edge_index=index, edge_weight=weight, feature_names=())
+        x, index, weight = prepare(task.x, *edges)
+    else:
+        each = [prepare(x, *(one[t] if isinstance(one, tuple) else one for one in edges)) for t, x in enumerate(task.x)]
+        found, *both = zip(*each, strict=True)
+        x, (index, weight) = torch.stack(found), (None if one[0] is None else one for one in both)
+    return dataclasses.replace(task, x=x, edge_index=index, edge_weight=weight, feature_names=())
 
 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
@@ -385,12 +373,8 @@ def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Ta
 
     The nodes of a series are described by their features in the training part; new snapshots keep that graph.
     """
-    if seen.kind == "series":
-        points = seen.x[split.train].transpose(0, 1).flatten(1)
-        edges = knn_graph(points, neighbours, include_self=True, symmetric=True)
-    else:
-        edges = neighbours_of(seen.x, neighbours, seen.node_ptr)
-    return dataclasses.replace(task, edge_index=edges, edge_weight=None)
+    points = seen.x[split.train].transpose(0, 1).flatten(1) if seen.kind == "series" else seen.x
+    return dataclasses.replace(task, edge_index=neighbours_of(points, neighbours, seen.node_ptr), edge_weight=None)
 
 
 def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
@@ -405,7 +389,7 @@ def inputs_of(part: Any, device: torch.device, segments: Segments | None = None)
 
 
 def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph | None:
-    """A graph on a device, which is normalised once; None without edges."""
+    """A graph on a device; None without edges."""
     if edge_index is None:
         return None
     weight = None if edge_weight is None else edge_weight.to(device)

@@ -21,7 +21,7 @@ from difformer.training.callbacks import Callback, EpochEvent
 from difformer.training.config import TrainConfig
 from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.losses import Loss
-from difformer.training.metrics import Metric, chosen_metric
+from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 
 if TYPE_CHECKING:
@@ -60,6 +60,14 @@ class NonFiniteLossError(UserError, ArithmeticError):
         return type(self), (self.epoch, self.loss, self.config)
 
 
+def divergence(rows: Sequence[Row], broken: int, config: TrainConfig) -> NonFiniteLossError | None:
+    """The error of the first loss that is not finite, or of outputs that are not, first in epoch `broken` (0: none)."""
+    for row in rows:
+        if not math.isfinite(row["loss"]) and (not broken or row["epoch"] <= broken):
+            return NonFiniteLossError(row["epoch"], row["loss"], config)
+    return NonFiniteLossError(broken, None, config) if broken else None
+
+
 def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
     """Indices and targets of training, validation and test part, on a device."""
     return {name: (index.to(device), task.y[index].to(device)) for name, index in split.parts().items()}
@@ -74,16 +82,12 @@ class Journal:
         # Metrics are counted in double precision, which Apple's GPUs do not have.
         self.place = torch.device("cpu") if trainer.device.type == "mps" else trainer.device
         self.parts = parts_of(trainer.task, self.split, self.place)
-        self.chooses = self._check(trainer.task.num_outputs)
+        self.losses_of, self.rows_of = trainer.ranks, trainer.ranks if trainer.spread else ONE_PROCESS
+        self.chooses = metric.check(self.parts["valid"][1], trainer.task.num_outputs, self.rows_of)
         self.best_epoch = 0
         self.best: Measured | None = None
         self.history: list[Row] = []
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
-
-    def _check(self, num_outputs: int) -> bool:
-        """Whether there is a validation part to choose the epoch by; refuses one on which the metric is not defined."""
-        self.metric.check(self.parts["valid"][1], num_outputs)
-        return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
         """The metric of an epoch's outputs on every part, NaN on an empty one."""
@@ -92,20 +96,21 @@ class Journal:
         for index, targets in self.parts.values():
             chosen = outputs[index]
             finite.append(chosen.isfinite().all())
-            values.append(self.metric(chosen, targets) if index.numel() else outputs.new_tensor(math.nan))
+            values.append(self.rows_of.score(self.metric, chosen, targets))
         # One transfer for everything: the device is waited for once.
         numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
-        if not all(numbers[len(PARTS) :]):
-            raise self._diverged(epoch)
+        if self.rows_of.any(not all(numbers[len(PARTS) :])):
+            error = divergence(self._new_rows(epoch), epoch, self.config)
+            assert error is not None
+            raise error
         return dict(zip(PARTS, numbers, strict=False))
 
-    def _diverged(self, epoch: int) -> NonFiniteLossError:
-        """The error of the first loss that is not finite, or of outputs that are not."""
-        losses: list[float] = torch.stack(self.pending).tolist() if self.pending else []
-        for number, loss in enumerate(losses, epoch - len(losses) + 1):
-            if not math.isfinite(loss):
-                return NonFiniteLossError(number, loss, self.config)
-        return NonFiniteLossError(epoch, None, self.config)
+    def _new_rows(self, epoch: int) -> list[Row]:
+        """Rows of the pending losses, the last of which is that of `epoch`; ranks hold a share of each loss."""
+        if not self.pending:
+            return []
+        losses = self.losses_of.sum_(torch.stack(self.pending).to(self.place).double(), "metrics").tolist()
+        return [{"epoch": number, "loss": loss} for number, loss in enumerate(losses, epoch - len(losses) + 1)]
 
     def judge(self, epoch: int, measured: Measured) -> bool:
         """Whether the epoch is the best so far; without a validation part the last one is."""
@@ -122,12 +127,10 @@ class Journal:
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         """Makes the missing rows up to `epoch`, the last of them with what was measured."""
-        if not self.pending:
+        if not (rows := self._new_rows(epoch)):
             return []
-        losses: list[float] = torch.stack(self.pending).tolist()
-        if not all(map(math.isfinite, losses)):
-            raise self._diverged(epoch)
-        rows: list[Row] = [{"epoch": e, "loss": loss} for e, loss in enumerate(losses, epoch - len(losses) + 1)]
+        if (error := divergence(rows, 0, self.config)) is not None:
+            raise error
         rows[-1] |= (measured or {}) | {"seconds": round(seconds, 4)}
         self.pending.clear()
         self.history.extend(rows)
@@ -224,12 +227,10 @@ class StackJournal:
             self.ended.copy_(torch.where(out, self.clock, self.ended))
 
     def _metric(self, index: Tensor, targets: Tensor, outputs: Tensor) -> Tensor:
-        if not index.numel():
-            return outputs.new_full((outputs.shape[0],), math.nan, dtype=torch.float64)
         chosen = outputs[:, index]
-        if self.metric.name in AT_ONCE:
+        if self.metric.name in AT_ONCE and index.numel():
             return torch.vmap(lambda run: self.metric(run, targets))(chosen).double()
-        return torch.stack([self.metric(run, targets).double() for run in chosen])
+        return torch.stack([ONE_PROCESS.score(self.metric, run, targets).double() for run in chosen])
 
     def all_stopped(self) -> bool:
         """Whether all runs have stopped; this waits for the device."""
@@ -261,11 +262,8 @@ class StackJournal:
         found: list[Ended] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
-            bad = [(row["epoch"], row["loss"]) for row in rows if not math.isfinite(row["loss"])]
-            if broken[i] and not (bad and bad[0][0] <= broken[i]):
-                bad = [(broken[i], None)]
-            if bad:
-                found.append(NonFiniteLossError(*bad[0], run.config))
+            if (error := divergence(rows, broken[i], run.config)) is not None:
+                found.append(error)
                 continue
             for at in self.measured_at:
                 if at <= len(rows):

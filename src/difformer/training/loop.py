@@ -5,18 +5,16 @@ Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the trainin
 batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient is the evaluation of θ_e, and an
 epoch costs one forward and one backward pass in all.
 
-**What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
-and batches are functions of seed and epoch, the same on every device. Models are initialised from a private generator,
-so runs in several threads of one process give the same results as alone. On one CPU, with one number of torch
-threads and one version of torch, a seed gives one result to the bit, also when the run was interrupted and resumed. On
-CUDA, sums over edges and batches are added in varying order: results agree to rounding, which many epochs amplify.
+**What is deterministic.** Initialisation, dropout and batches follow from seed and epoch, the same on every device
+(`difformer.training.randomness`). On one CPU, with one number of torch threads and one version of torch, a seed gives
+one result to the bit, also when the run was interrupted and resumed. On CUDA, sums over edges and batches are added in
+varying order: results agree to rounding, which many epochs amplify.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -32,9 +30,9 @@ from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import PARTS, Journal
+from difformer.training.journal import PARTS, Journal, parts_of
 from difformer.training.losses import Loss, make_loss
-from difformer.training.metrics import Metric, chosen_metric
+from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import learning_rate, make_optimizer
 from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
@@ -78,8 +76,7 @@ def train_one(
         NonFiniteLossError: If the loss, or an output in an evaluation, becomes NaN or infinite.
         UserError: If task, model and configuration do not go together.
     """
-    chosen = task.splits[split] if isinstance(split, int) else split
-    place = resolve(device)
+    chosen, place = task.splits[split] if isinstance(split, int) else split, resolve(device)
     make = partial(Trainer, task, chosen, config, seed, place)
     return train(make, seed, place, state=state, callbacks=tuple(callbacks), log=log, save=save, stop=stop)
 
@@ -105,9 +102,9 @@ class Trainer:
         feed: Used in place of the task's own feed.
         loss: Used in place of the configuration's loss: ``(outputs, targets) -> scalar``.
         metric: Chooses the epoch in place of the configuration's metric.
+        ranks: The processes that share the work, each with its share of the loss; they use the trainer together.
+        spread: Whether each of them has outputs and targets of its own rows alone.
     """
-
-    journal_class: Callable[..., Journal] = Journal
 
     def __init__(
         self,
@@ -121,8 +118,11 @@ class Trainer:
         feed: Feed | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        ranks: Any = ONE_PROCESS,
+        spread: bool = False,
     ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
+        self.ranks, self.spread = ranks, spread
         self.model = prepared_model(task, split, config, seed, device) if model is None else model
         self.penalty = hook(self.model, "penalty")
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
@@ -130,7 +130,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         # A model without parameters is evaluated once.
         self.epochs = config.epochs if self.optimizer is not None else 1
-        self.journal = self.journal_class(self, metric or chosen_metric(config, task))
+        self.journal = Journal(self, metric or chosen_metric(config, task))
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
@@ -167,9 +167,8 @@ class Trainer:
                 found = self.evaluate() if outputs is None else outputs.detach()
                 measured = journal.measure(self.epoch, found)
                 if self.optimizer is None:  # nothing was trained, so no loss is known yet
-                    index = self.split.train
-                    targets = self.task.y[index].to(found.device)
-                    journal.pending[-1] += self.loss(found.float()[index.to(found.device)], targets)
+                    index, targets = parts_of(self.task, self.split, found.device)["train"]
+                    journal.pending[-1] += self.loss(found.float()[index], targets)
                 if journal.judge(self.epoch, measured):
                     for name, value in self.model.state_dict().items():
                         self.best_state[name].copy_(value)
@@ -179,8 +178,9 @@ class Trainer:
             if last or journal.out_of_patience(self.epoch):
                 status: Status = "finished" if last else "stopped early"
                 break
-            stopping = self._anywhere(stop is not None and stop())
-            if self.epoch and (stopping or self._anywhere(save is not None and due(self.epoch))):
+            # Of several ranks only the first saves, so that its clock decides for all.
+            stopping = self.ranks.any(stop is not None and stop())
+            if self.epoch and (stopping or self.ranks.any(save is not None and due(self.epoch))):
                 write()
                 if save is not None:
                     save(self.snapshot())
@@ -193,8 +193,10 @@ class Trainer:
         self.model.load_state_dict(self.best_state)
         found = self.evaluate().float().cpu()
         state = {name: value.cpu() for name, value in self.best_state.items()}
-        notes = (*self.notes, *self._warnings(found))
-        return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=notes)
+        notes = list(self.notes)
+        if self.ranks is ONE_PROCESS:  # a rank may see only its own rows
+            notes += warning_signs(self.task, self.split, found, journal.metric.name)
+        return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=tuple(notes))
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
         """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""
@@ -210,10 +212,11 @@ class Trainer:
             if whole_outputs is None:
                 recording.train(self.epoch)
             recorded += recording.loss
-            self._update()
+            self._update(self.optimizer)
             return
-        with self._masks(self.epoch):
+        with dropout_key(self.seed, self.epoch) as masks:
             for step in self.feed.steps(self.epoch):
+                masks.rows = step.numbers
                 outputs = self._forward(step) if whole_outputs is None else whole_outputs
                 loss = self.loss(step.select(outputs).float(), step.targets)
                 recorded += step.part * loss.detach()
@@ -221,15 +224,14 @@ class Trainer:
                     loss = loss + self.penalty()
                 (loss * step.share).backward()
                 if step.update:
-                    self._update()
+                    self._update(self.optimizer)
                     self.optimizer.zero_grad(set_to_none=True)
 
-    def _update(self) -> None:
-        """One step of the optimiser along the gradients that are there."""
-        assert self.optimizer is not None
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        self.ranks.sum_gradients(self.model.parameters())
         if self.config.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
-        self.optimizer.step()
+        optimizer.step()
 
     def _forward(self, step: Step) -> Tensor:
         with precision(self.device, self.config.precision):
@@ -239,8 +241,9 @@ class Trainer:
         if (recording := self._recording()) is not None:
             return recording.train(self.epoch + 1)
         self.model.train()
-        with self._masks(self.epoch + 1):
-            return self._forward(next(self.feed.steps(self.epoch + 1)))
+        step = next(self.feed.steps(self.epoch + 1))
+        with dropout_key(self.seed, self.epoch + 1, rows=step.numbers):
+            return self._forward(step)
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode; to be used before the next pass."""
@@ -295,32 +298,13 @@ class Trainer:
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
-    # What a trainer over ranks does differently
-
-    def _warnings(self, outputs: Tensor) -> list[str]:
-        return warning_signs(self.task, self.split, outputs, self.journal.metric.name)
-
-    def _anywhere(self, asked: bool) -> bool:
-        """Whether any rank is asked to stop, or to save."""
-        return asked
-
-    def _masks(self, epoch: int) -> AbstractContextManager[Any]:
-        """Within it, dropout masks are those of an epoch."""
-        return dropout_key(self.seed, epoch)
-
     def _recording(self) -> RecordedEpoch | None:
-        """The epoch as a CUDA graph; None if it cannot be recorded.
-
-        Recorded at its first use, and again when model, feed or loss have been replaced since. Models that can be
-        stacked never read a value from the device, which would keep them from being recorded.
-        """
+        """The epoch as a CUDA graph, recorded again when model, feed or loss were replaced; None if that cannot be."""
+        if self.device.type != "cuda" or self.optimizer is None or self.penalty is not None:
+            return None
+        # Models that cannot be stacked may read a value from the device.
         if not (
-            self.device.type == "cuda"
-            and self.optimizer is not None
-            and self.penalty is None
-            and isinstance(self.feed, NodesFeed)
-            and self.task.num_nodes <= LARGEST
-            and find(self.config.model).stackable
+            isinstance(self.feed, NodesFeed) and self.task.num_nodes <= LARGEST and find(self.config.model).stackable
         ):
             return None
         parts = (self.model, self.feed, self.loss)

@@ -50,10 +50,8 @@ def make_loss(
     """The loss of a task as configured; `summed` adds up what several ranks have."""
     if config.loss == "broadcast-mse":
         if task.kind != "series" or task.problem != "regression":
-            raise UserError(
-                f"loss=broadcast-mse is for regression on series; task {task.name!r} is {task.problem} on {task.kind}",
-                argument="loss",
-            )
+            found = f"task {task.name!r} is {task.problem} on {task.kind}"
+            raise UserError(f"loss=broadcast-mse is for regression on series; {found}", argument="loss")
         return Ratio(lambda o, y: broadcast_errors(o, y).sum(), lambda y: y.new_full((), float(y[..., 0].numel())))
     if task.problem == "regression" and (config.label_smoothing or config.class_weights):
         raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")

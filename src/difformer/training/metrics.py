@@ -22,12 +22,13 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.errors import UserError, did_you_mean
 
@@ -36,6 +37,25 @@ if TYPE_CHECKING:
     from difformer.training.config import TrainConfig
 
 ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 MB
+
+
+class OneProcess:
+    """What training asks of the processes that share it, here one; `difformer.distributed.Ranks` are several."""
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def sum_(self, x: Tensor, kind: str) -> Tensor:
+        return x
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        pass
+
+    def score(self, metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+        return metric(outputs, targets) if targets.shape[0] else outputs.new_full((), math.nan)
+
+
+ONE_PROCESS = OneProcess()
 
 
 @dataclass(frozen=True)
@@ -53,15 +73,20 @@ class Metric:
         # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
-    def check(self, targets: Tensor, num_outputs: int) -> None:
-        """Refuses targets of a validation part on which the metric is not defined: no epoch could be chosen."""
+    def check(self, targets: Tensor, num_outputs: int, group: Any = ONE_PROCESS) -> bool:
+        """Whether there are targets of a validation part; refuses those on which the metric is not defined.
+
+        No epoch could be chosen there. Ranks of a `group` hold their own rows each, see `OneProcess`.
+        """
         shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
-        if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
+        count = int(group.sum_(torch.tensor([targets.shape[0]], device=targets.device), "metrics"))
+        if count and group.score(self, torch.zeros(shape, device=targets.device), targets).isnan():
             raise UserError(
-                f"metric {self.name!r} is not defined on the validation part ({targets.shape[0]} instances): "
+                f"metric {self.name!r} is not defined on the validation part ({count} instances): "
                 f"{'each of its columns holds only one class' if self.name == 'rocauc' else 'targets are missing'}; "
                 f"choose another metric (--set metric=…) or another split"
             )
+        return count > 0
 
 
 def _right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -131,10 +156,9 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
         return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.ones_like(hits)]).double()
     known = targets.reshape(-1) >= 0
     predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    hits, *found = (
-        torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)
-    )
-    return torch.stack([hits, *found, torch.zeros_like(hits)]).double()
+    counted = (actual[predicted == actual], predicted, actual)
+    counts = [torch.bincount(which, minlength=classes) for which in counted]
+    return torch.stack([*counts, torch.zeros_like(counts[0])]).double()
 
 
 def _f1_macro(counts: Tensor) -> Tensor:
@@ -199,9 +223,8 @@ def find_metric(name: str, problem: str | None = None) -> Metric:
     """The metric of a name."""
     name = ALIASES.get(name, name)
     if name not in METRICS:
-        raise UserError(
-            f"unknown metric {name!r}; {did_you_mean(name, METRICS)}Known are {', '.join(METRICS)}", argument="metric"
-        )
+        known = f"{did_you_mean(name, METRICS)}Known are {', '.join(METRICS)}"
+        raise UserError(f"unknown metric {name!r}; {known}", argument="metric")
     metric = METRICS[name]
     if problem is not None and problem not in metric.problems:
         fitting = [other.name for other in METRICS.values() if problem in other.problems]

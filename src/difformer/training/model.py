@@ -37,9 +37,8 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     if task.kind not in info.kinds:
         others = [one.name for one in MODELS.values() if one.group == info.group and task.kind in one.kinds]
         instead = f", which {', '.join(others)} of the same group ({info.group}) would serve" if others else ""
-        raise UserError(
-            f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}{instead}"
-        )
+        serves = f"model {config.model!r} serves {', '.join(info.kinds)}"
+        raise UserError(f"{serves}; task {task.name!r} is {task.kind!r}{instead}")
     options = dict(config.options)
     if "num_nodes" in options_of(config.model) and options.get("num_nodes") is None:  # a model with weights per node
         options["num_nodes"] = task.num_nodes

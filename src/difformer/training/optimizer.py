@@ -49,17 +49,10 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 
 class StackedAdam:
-    """Adam for ``parameters [runs, P]``, changed in place, with one ``weight_decay [runs]`` per run.
+    """Adam for ``parameters [runs, P]``, changed in place, with one ``weight_decay [runs]`` per run."""
 
-    ``columns [P]`` is one for columns that are trained and zero for those without a gradient, which do not
-    decay either; None if all are trained.
-    """
-
-    def __init__(
-        self, parameters: Tensor, weight_decay: Tensor, decoupled: bool = False, columns: Tensor | None = None
-    ) -> None:
-        self.parameters, self.decoupled = parameters, decoupled
-        self.weight_decay = weight_decay.unsqueeze(1) if columns is None else weight_decay.unsqueeze(1) * columns
+    def __init__(self, parameters: Tensor, weight_decay: Tensor, decoupled: bool = False) -> None:
+        self.parameters, self.weight_decay, self.decoupled = parameters, weight_decay.unsqueeze(1), decoupled
         self.decays = bool(weight_decay.any())
         self.mean, self.square = torch.zeros_like(parameters), torch.zeros_like(parameters)
         # On the device, like all that changes from step to step: a step can then be recorded and replayed.

@@ -25,7 +25,7 @@ DRAWS = IN_PLACE | INITIALISERS | NEW
 
 
 class private_rng(TorchFunctionMode):
-    """Within it, whatever this thread draws on the CPU follows from `seed`; torch's global generator is not touched.
+    """Inside it, all numbers this thread draws on the CPU follow from `seed`; torch's global generator is not touched.
 
     The numbers are those that the global generator would give after ``torch.manual_seed(seed)``.
     """

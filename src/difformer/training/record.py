@@ -15,8 +15,10 @@ from torch import Tensor
 from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.files import csv_text, write_bytes
+from difformer.training.metrics import find_metric
 
 NO_BETTER = "no better than always predicting the most frequent class"
+NO_BETTER_MEAN = "no better than always predicting the mean of the training part"
 COLLAPSED = 1e-3  # relative spread of outputs below which instances are not told apart
 
 Row = dict[str, Any]  # one per epoch, see `RunRecord.history`
@@ -63,6 +65,12 @@ class Summary:
     folder: Path | None = None  #: The run folder, if there is one.
     records: tuple[RunRecord, ...] = field(default=(), repr=False)  #: The runs that were trained in this process.
 
+    @staticmethod
+    def of(results: Sequence[dict[str, Any]], folder: Path | None = None, records: Sequence[RunRecord] = ()) -> Summary:
+        """The summary of at least one run."""
+        metric = find_metric(results[0]["metric"])
+        return Summary(tuple(results), metric.name, metric.higher_is_better, folder, tuple(records))
+
     @property
     def complete(self) -> bool:
         """Whether every run came to its end."""
@@ -94,13 +102,12 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``summary.json`` holds."""
-        parts = ("train", "valid", "test")
         return {
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
             "complete": self.complete,
             "runs": len(self.results),
-            **{part: {"mean": self.mean(part), "std": self.std(part)} for part in parts},
+            **{part: {"mean": self.mean(part), "std": self.std(part)} for part in ("train", "valid", "test")},
             "seconds": sum(float(result["seconds"]) for result in self.results),
             "results": list(self.results),
         }
@@ -201,8 +208,8 @@ def _rounded(values: Any) -> list[Any]:
 def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
     """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
 
-    ``outputs [instances, …, C]`` are those of the best epoch; instances outside the training part are looked at, or all
-    if there are no others. Only accuracy is compared with that of the most frequent class.
+    ``outputs [instances, …, C]`` of the best epoch are looked at outside the training part, or all of them if there are
+    no others. Accuracy is compared with that of the most frequent class, and values with their mean.
     """
     held = [index for name, index in split.parts().items() if name != "train" and index.numel()]
     index = torch.cat(held) if held else torch.arange(outputs.shape[0])
@@ -225,6 +232,11 @@ def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> lis
             share = (known == counts.argmax()).double().mean().item()
             if reached <= share:
                 found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
+    elif task.problem == "regression" and held:
+        y, mean = task.y[index].reshape(rows.shape).double(), task.y[split.train].reshape(-1, rows.shape[1]).double()
+        reached, simple = (float((y - guess).square().nanmean()) for guess in (rows, mean.nanmean(0)))
+        if reached >= simple:
+            found.append(f"{NO_BETTER_MEAN} ({simple:.4g}): the mean squared error outside it is {reached:.4g}")
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
     whole = rows.square().mean().sqrt()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from difformer.data import Task
 from difformer.errors import UserError
 from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
-from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.journal import NonFiniteLossError, Run
@@ -76,9 +74,8 @@ def fit(
         task = source.load()
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
     if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
-        raise UserError(
-            f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
-        )
+        wanted = "a number of at least 1, or different whole numbers of at least 0"
+        raise UserError(f"seeds must be {wanted}; got {seeds!r}")
     place, told = resolve(device), tuple(callbacks)
     if out is None and resume:
         raise UserError("resume=True needs the folder of the run: out=…")
@@ -144,45 +141,44 @@ def _train(
 ) -> Summary:
     """Trains the seeds that are not finished, and keeps what they give in the folder, if there is one."""
     records: list[RunRecord] = []
+    runs = [Run(seed, split_number(task, seed), config) for seed in seeds]
     with stop_requests(callbacks) as stop, nullcontext() if folder is None else folder.held():
         given: dict[str, Any] = {"callbacks": callbacks, "stop": stop}
         waiting = tuple(seeds) if folder is None else folder.unfinished
-        if stacked and waiting:
+        # None is a stack: from its checkpoint, or all its seeds once more, since a run agrees to the bit only with one
+        # of the same stack.
+        for seed in (None,) if stacked and waiting else waiting:
             if folder is not None:
-                given |= {"state": folder.read_checkpoint(None), "save": partial(folder.write_checkpoint, None)}
-            # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
-            runs = [Run(seed, split_number(task, seed), config) for seed in seeds]
-            try:
-                found = train_stacked(task, runs, device, **given)
-            except CheckpointError as error:
-                assert folder is not None
-                raise folder.unusable(None, error) from error
-            records = [one for one in found if isinstance(one, RunRecord) and one.seed in waiting]
-            for record in records:
+                if seed is not None:
+                    folder.begin_seed(seed)
+                given |= folder.progress(seed)
+            with nullcontext() if folder is None else folder.resuming(seed):
+                if seed is None:
+                    found = train_stacked(task, runs, device, **given)
+                else:
+                    found = [train_one(task, split_number(task, seed), config, seed, device, **given)]
+            for record in (one for one in found if isinstance(one, RunRecord) and one.seed in waiting):
+                records.append(record)
                 if folder is not None:
-                    folder.begin_seed(record.seed, record.history)
+                    if seed is None:
+                        folder.begin_seed(record.seed, record.history)
                     folder.write_record(record, task)
             if failed := [one for one in found if isinstance(one, NonFiniteLossError)]:
                 raise failed[0]  # the other seeds are saved
-        for seed in () if stacked else waiting:
-            if folder is not None:
-                folder.begin_seed(seed)
-                given |= folder.progress(seed)
-            try:
-                records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
-            except CheckpointError as error:
-                assert folder is not None
-                raise folder.unusable(seed, error) from error
-            if folder is not None:
-                folder.write_record(records[-1], task)
             if stop():
                 break
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
-    metric, path = chosen_metric(config, task), None if folder is None else folder.path
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    summary = Summary(results, metric.name, metric.higher_is_better, path, tuple(records))
-    if not summary.complete or len(results) < len(seeds):
-        again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()
-        raise TrainingInterrupted(summary if results or path is None else None, str(path or ""), again)
+    again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()
+    return summarised(results, len(seeds), None if folder is None else folder.path, records, again)
+
+
+def summarised(
+    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord], again: bool = False
+) -> Summary:
+    """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
+    summary = Summary.of(results, path, records) if results else None
+    if summary is None or not summary.complete or len(results) < runs:
+        raise TrainingInterrupted(summary, str(path or ""), again)
     return summary

@@ -30,7 +30,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer import files
+from difformer import files, toml
 from difformer.data import DataError, Preprocessing, Split, Task, dataset_options, from_files, load
 from difformer.data.split import save_splits
 from difformer.errors import UserError
@@ -49,11 +48,9 @@ from difformer.files import RunFolderError, read_json, read_text, within, write_
 from difformer.kernels.cpu import library
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
 from difformer.schema import check
-from difformer.training import toml
 from difformer.training.checkpoint import CheckpointError, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
-from difformer.training.metrics import find_metric
 from difformer.training.model import split_number
 from difformer.training.record import Predictions, Row, RunRecord, Summary
 from difformer.zoo import options_of
@@ -93,11 +90,10 @@ class TaskSource:
     def __post_init__(self) -> None:
         if (self.name is None) == (not self.files):
             raise UserError("a task comes either from a data set by name or from files: give one of name and files")
-        paths = {role: os.path.abspath(os.fspath(path)) for role, path in self.files.items()}
-        object.__setattr__(self, "files", paths)
+        object.__setattr__(self, "files", {role: os.path.abspath(path) for role, path in self.files.items()})
         object.__setattr__(self, "options", dict(self.options))
         if self.root is not None:
-            object.__setattr__(self, "root", os.path.abspath(os.fspath(self.root)))
+            object.__setattr__(self, "root", os.path.abspath(self.root))
 
     def load(self) -> Task:
         """The task."""
@@ -107,8 +103,7 @@ class TaskSource:
             if not Path(path).exists():
                 raise DataError(
                     f"the file with the {role} is no longer there; put it back or, if it was moved, correct its place "
-                    f"in the run folder's config.toml, [data.source.files], {role} = … (the name of the file must be "
-                    f"the same; that it holds what the run was trained on is checked)",
+                    f"(the name must stay the same) in the run folder's config.toml, [data.source.files], {role} = …",
                     path=path,
                 )
         arguments: dict[str, Any] = {**self.files, **self.options}
@@ -136,10 +131,8 @@ def check_free(path: Path) -> None:
         taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if taken:
         what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
-        raise RunFolderError(
-            f"{path} {what}; nothing was changed. Choose another folder, or resume the run: difformer fit --resume "
-            f"{path}"
-        )
+        advice = f"Choose another folder, or resume the run: difformer fit --resume {path}"
+        raise RunFolderError(f"{path} {what}; nothing was changed. {advice}")
 
 
 def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
@@ -196,14 +189,16 @@ class RunFolder:
             "device_name": describe(device),
             "threads": torch.get_num_threads(),
         }
-        run |= {} if preset is None else {"preset": preset}
+        if preset is not None:
+            run["preset"] = preset
         rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
         if device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS:
             run["kernels"] = kernels()  # nothing is compiled where passes are too short for kernels in C
         data: dict[str, Any] = {"task": task.name, "fingerprint": task.fingerprint()}
         data |= {name: getattr(task, name) for name in ("protocol", "kind", "problem", "metric")}
         data["splits"] = [split.name for split in task.splits]
-        data |= {} if source is None else {"source": source.to_dict()}
+        if source is not None:
+            data["source"] = source.to_dict()
         versions = {"difformer": __version__, "torch": torch.__version__, "numpy": np.__version__}
         versions["python"] = platform.python_version()
         try:
@@ -229,9 +224,8 @@ class RunFolder:
         try:
             about = toml.loads(text)
             if (written := about["run"]["format"]) > FORMAT:
-                raise RunFolderError(
-                    f"{path / CONFIG}: in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
-                )
+                said = f"in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
+                raise RunFolderError(f"{path / CONFIG}: {said}")
             check(about, _FORM)
             run, data, model, training = (about[name] for name in ("run", "data", "model", "training"))
             if not run["seeds"] or len(set(run["seeds"])) != len(run["seeds"]):
@@ -256,9 +250,9 @@ class RunFolder:
         """Name or file of the preset that the settings come from; None without one, or if it is not known."""
         return self.about["run"].get("preset")
 
-    def file(self, seed: int, name: str = "") -> Path:
-        """A file of one seed, or its folder; refused if a link leads out of the run folder."""
-        return within(self.path, self.path / f"seed-{seed}" / name)
+    def file(self, seed: int | None, name: str = "") -> Path:
+        """A file of one seed, or of the run if `seed` is None; refused if a link leads out of the run folder."""
+        return within(self.path, (self.path if seed is None else self.path / f"seed-{seed}") / name)
 
     def discard(self) -> None:
         """Removes the folder if the run has left nothing in it and it holds no other files."""
@@ -273,7 +267,7 @@ class RunFolder:
             raise RunFolderError(f"{self.path} was trained on a task object; pass that task again: task=…")
         task = given if given is not None else self.source.load()  # type: ignore[union-attr]
         self._check_data(task)
-        stored = within(self.path, self.path / PREPROCESSING)
+        stored = self.file(None, PREPROCESSING)
         if task.preprocessing is None or not stored.is_file():
             return task
         return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
@@ -302,35 +296,34 @@ class RunFolder:
         if self.seeds != seeds:
             differs.append(f"seeds are {list(self.seeds)} there and {list(seeds)} here")
         if differs:
-            raise RunFolderError(
-                f"{self.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
-            )
+            advice = "Choose another folder, or resume it as it is"
+            raise RunFolderError(f"{self.path} holds another run: {'; '.join(differs)}. {advice}")
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Locks the folder against other processes, and clears up after one that was killed."""
         with files.only_one(self.path):
             files.sweep(self.path)
-            self._warn_of_changes()
+            # Sums are bit-identical only in the same order.
+            run, changed = self.about["run"], []
+            for name, there, here in (
+                ("torch", self.about["versions"]["torch"], torch.__version__),
+                ("threads", run["threads"], torch.get_num_threads()),
+                ("kernels in", run.get("kernels"), kernels() if "kernels" in run else None),
+            ):
+                if there != here:
+                    changed.append(f"{name} {there}, now {here}")
+            if changed:
+                warnings.warn(
+                    f"{self.path} was begun with {'; '.join(changed)}: results may differ by rounding from those of an "
+                    f"uninterrupted run",
+                    stacklevel=5,
+                )
             yield
-
-    def _warn_of_changes(self) -> None:
-        """Warns if a resumed run may differ by rounding: sums are bit-identical only in the same order."""
-        there = {"torch": self.about["versions"]["torch"], "threads": self.about["run"]["threads"]}
-        here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        if "kernels" in self.about["run"]:
-            there["kernels in"], here["kernels in"] = self.about["run"]["kernels"], kernels()
-        if changed := [f"{name} {there[name]}, now {now}" for name, now in here.items() if there[name] != now]:
-            warnings.warn(
-                f"{self.path} was begun with {'; '.join(changed)}: results may differ by rounding from those of an "
-                f"uninterrupted run",
-                stacklevel=6,
-            )
 
     def rows(self) -> list[Row]:
         """Every whole line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
-        path = within(self.path, self.path / METRICS)
-        found = []
+        path, found = self.file(None, METRICS), []
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:
                 row = json.loads(line)
@@ -346,36 +339,36 @@ class RunFolder:
             state = self.read_checkpoint(seed)
             history = [] if state is None else state.facts["history"]
         kept = [row for row in self.rows() if row["seed"] != seed and row["seed"] in self.seeds]
-        write_bytes(within(self.path, self.path / METRICS), _lines([*kept, *({"seed": seed} | r for r in history)]))
+        write_bytes(self.file(None, METRICS), _lines([*kept, *({"seed": seed} | row for row in history)]))
 
-    def progress(self, seed: int) -> dict[str, Any]:
-        """Arguments `state`, `log` and `save` of a trainer: its checkpoint, and where to write rows and snapshots."""
-        path = within(self.path, self.path / METRICS)
-        return {
-            "state": self.read_checkpoint(seed),
-            "log": lambda rows: files.append_bytes(path, _lines({"seed": seed} | row for row in rows)),
-            "save": partial(self.write_checkpoint, seed),
-        }
+    def progress(self, seed: int | None) -> dict[str, Any]:
+        """Arguments of a trainer: `state`, its checkpoint, and `save` and `log`, which write snapshots and rows.
+
+        A stack, of which there are no rows before it has ended, has no `log`.
+        """
+        checkpoint, metrics = self.checkpoint_file(seed), self.file(None, METRICS)
+        given: dict[str, Any] = {"state": self.read_checkpoint(seed), "save": lambda found: found.write(checkpoint)}
+        if seed is not None:
+            given["log"] = lambda rows: files.append_bytes(metrics, _lines({"seed": seed} | row for row in rows))
+        return given
 
     def checkpoint_file(self, seed: int | None) -> Path:
         """The checkpoint of a seed; with None, of seeds that are trained as one."""
-        return within(self.path, self.path / STACK) if seed is None else self.file(seed, CHECKPOINT)
-
-    def write_checkpoint(self, seed: int | None, snapshot: Snapshot) -> None:
-        with writing(path := self.checkpoint_file(seed)):
-            snapshot.write(path)
+        return self.file(seed, STACK if seed is None else CHECKPOINT)
 
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
-        """The checkpoint of a seed, or of a stack; None if there is none yet."""
-        try:
+        """The latest checkpoint of a seed or a stack, or None."""
+        with self.resuming(seed):
             return Snapshot.read(path) if (path := self.checkpoint_file(seed)).is_file() else None
-        except CheckpointError as error:
-            raise self.unusable(seed, error) from error
 
-    def unusable(self, seed: int | None, error: CheckpointError) -> RunFolderError:
-        """The error of a checkpoint, with its path and what to do."""
-        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
-        return RunFolderError(f"{self.checkpoint_file(seed)}: {error}; delete it to train {whose}")
+    @contextmanager
+    def resuming(self, seed: int | None) -> Iterator[None]:
+        """An error of the checkpoint gets its path, and what to do."""
+        try:
+            yield
+        except CheckpointError as error:
+            whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
+            raise RunFolderError(f"{self.checkpoint_file(seed)}: {error}; delete it to train {whose}") from error
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
@@ -387,14 +380,15 @@ class RunFolder:
             predictions.write(self.file(seed, CSV))
         with writing(path := self.file(seed, SPLIT)):
             save_splits([split], path)
-        self.write_result(record, predictions=_hash(content))
+        self.write_result(record, predictions=hashlib.sha256(content).hexdigest())
 
     def write_result(self, record: RunRecord, **hashes: str) -> None:
-        """Weights, then ``result.json`` with hashes, by which files of another seed or run are noticed."""
+        """Writes the weights, then ``result.json`` with hashes that reveal files of another seed or run."""
         weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
         content = save_tensors(weights, metadata={"format": "difformer"})
         write_bytes(self.file(record.seed, WEIGHTS), content)
-        write_json(self.file(record.seed, RESULT), record.result() | {"weights": _hash(content), **hashes})
+        hashes["weights"] = hashlib.sha256(content).hexdigest()
+        write_json(self.file(record.seed, RESULT), record.result() | hashes)
         if record.status != "interrupted":
             self.file(record.seed, CHECKPOINT).unlink(missing_ok=True)
         self.write_summary()
@@ -402,7 +396,7 @@ class RunFolder:
             self.checkpoint_file(None).unlink(missing_ok=True)
 
     def result(self, seed: int) -> dict[str, Any] | None:
-        """The result of a seed, even if it was interrupted; None if there is none."""
+        """The result of a seed, even if it was interrupted, or None."""
         path = self.file(seed, RESULT)
         if not path.is_file():
             return None
@@ -412,9 +406,8 @@ class RunFolder:
             if missing := sorted(_RESULT.keys() - found.keys()):
                 raise UserError(f"{missing[0]} is missing")
         except UserError as error:
-            raise RunFolderError(
-                f"{path} is not the result of a run ({error}); delete it to train seed {seed} again with resume"
-            ) from error
+            advice = f"delete it to train seed {seed} again with resume"
+            raise RunFolderError(f"{path} is not the result of a run ({error}); {advice}") from error
         if found.get("seed") != seed:
             raise RunFolderError(f"{path} is the result of seed {found.get('seed')!r}; restore the files of each seed")
         return found
@@ -429,29 +422,25 @@ class RunFolder:
         done = {result["seed"] for result in self.results() if result["status"] != "interrupted"}
         return tuple(seed for seed in self.seeds if seed not in done)
 
-    def is_done(self, seed: int) -> bool:
-        """Whether a seed was trained to its end."""
-        return seed not in self.unfinished
-
     def summary(self) -> Summary:
         """Over all seeds that have a result."""
         results = self.results()
         if not results:
             raise RunFolderError(f"{self.path} has no results yet; resume it with: difformer fit --resume {self.path}")
-        metric = find_metric(results[0]["metric"])
-        return Summary(results, metric.name, metric.higher_is_better, self.path)
+        return Summary.of(results, self.path)
 
     def write_summary(self) -> None:
         document = self.summary().to_dict()
         document["complete"] = document["complete"] and document["runs"] == len(self.seeds)
-        write_json(within(self.path, self.path / SUMMARY), document)
+        write_json(self.file(None, SUMMARY), document)
 
     def read_weights(self, seed: int) -> dict[str, Tensor]:
         """Parameters of a seed's best epoch."""
         path = self.file(seed, WEIGHTS)
         if not path.is_file():
             raise RunFolderError(
-                f"{path} is missing: seed {seed} has not been trained yet; resume the run with `difformer fit --resume`"
+                f"{path} is missing: seed {seed} has not been trained yet; resume the run with "
+                f"`difformer fit --resume {self.path}`"
             )
         content = path.read_bytes()
         self.check_hash(seed, "weights", content)
@@ -472,16 +461,12 @@ class RunFolder:
                 f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was changed; "
                 f"restore it, or delete it and train seed {seed} again with resume"
             )
-        if expected is not None and _hash(content) != expected:
+        if expected is not None and hashlib.sha256(content).hexdigest() != expected:
             raise RunFolderError(
                 f"{self.file(seed, HASHED[what])} does not hold the {what} that seed {seed} was measured with "
                 f"(result.json has another hash): they were changed, or belong to another seed or run; restore them, "
                 f"or delete result.json and train seed {seed} again with resume"
             )
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _lines(rows: Iterable[Row]) -> bytes:
@@ -490,15 +475,14 @@ def _lines(rows: Iterable[Row]) -> bytes:
 
 def _refuse_links(path: Path) -> None:
     """Refuses links that lead out of a run folder under any of its file names, also those only written."""
-    names = (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)
-    of_seeds = ("", WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, CSV, SPLIT)
-    for one in (*(path / name for name in names), *(s / n for s in sorted(path.glob("seed-*")) for n in of_seeds)):
-        if os.path.islink(one):
-            within(path, one)
+    found = [path / name for name in (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)]
+    for folder in sorted(path.glob("seed-*")):
+        found += [folder / name for name in ("", WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, CSV, SPLIT)]
+    for one in filter(os.path.islink, found):
+        within(path, one)
 
 
 def _settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The tables of a model and its training, defaults included."""
     training = {name: value for name, value in config.to_dict().items() if name not in ("model", "options")}
     model = {"name": config.model, "options": {**options_of(config.model), **config.options}}
     return {"model": model, "training": training}

@@ -14,14 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.errors import UserError
-from difformer.training import toml
-from difformer.zoo import find, options_of
+import numpy as np
 
-SPACES = Path(__file__).with_name("spaces.toml")
+from difformer import toml
+from difformer.errors import UserError
+from difformer.zoo import find, options_of
+from difformer.zoo.model_catalogue import plain
+
 SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes if there is no graph
 MOST_ROWS = 20_000  # with which all pairs are affordable in every trial
-WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take the value None
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,8 @@ class Space:
 
     def point(self, number: int) -> dict[str, Any]:
         """The point of a number."""
-        chosen: dict[str, Any] = {}
-        for key, values in reversed(list(self.axes.items())):
-            number, place = divmod(number, len(values))
-            chosen[key] = values[place]
-        return {key: chosen[key] for key in self.axes}
+        places = np.unravel_index(number, [len(values) for values in self.axes.values()])
+        return {key: values[place] for (key, values), place in zip(self.axes.items(), places, strict=True)}
 
     def points(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """`count` different points in an order that the seed decides; a larger count continues the same list."""
@@ -71,12 +69,8 @@ class Space:
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
         """The same space with some settings held; what is fixed no longer competes."""
-        return replace(
-            self,
-            axes=_without(self.axes, settings),
-            fixed={**self.fixed, **settings},
-            difformer=_without(self.difformer, settings),
-        )
+        axes, difformer = _without(self.axes, settings), _without(self.difformer, settings)
+        return replace(self, axes=axes, fixed={**self.fixed, **settings}, difformer=difformer)
 
     def only(self, known: Sequence[str]) -> Space:
         """The same space without settings that are not `known`."""
@@ -89,15 +83,10 @@ def _without(entries: Mapping[str, Any], names: Container[str]) -> dict[str, Any
 
 
 @cache
-def load_spaces(path: Path = SPACES) -> dict[str, Space]:
-    """Every space of a file, by name; the text ``"none"`` is the value None for settings that can be None."""
-    found = {}
-    for name, entry in toml.loads(path.read_text(encoding="utf-8")).items():
-        for key in (key for key in entry["axes"] if key in WITHOUT):
-            entry["axes"][key] = [None if value == "none" else value for value in entry["axes"][key]]
-        axes = {key: tuple(values) for key, values in entry.pop("axes").items()}
-        found[name] = Space(name, axes, **entry)
-    return found
+def load_spaces() -> dict[str, Space]:
+    """Every space of ``spaces.toml``, by name."""
+    content = plain(toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
+    return {name: Space(name, **entry) for name, entry in content.items()}
 
 
 def default_space(kind: str, *, observed: bool, model: str, own: bool = False, rows: int = 0) -> Space:

@@ -5,10 +5,9 @@ runs; whatever changes a shape or the order of operations may not. Each run has 
 and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a GPU
 idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
-`torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
-the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, which replace the
-modules' plain attributes during the pass. Nothing is read from the device during an epoch, only by callbacks and now
-and then by early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
+`torch.vmap` runs the model's own code on all runs at once. Hyper-parameters that differ are tensors with one value per
+run, which replace the modules' plain attributes during the pass. Nothing is read from the device during an epoch, only
+by callbacks and early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
 (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
@@ -16,9 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import groupby, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
-from difformer.training.feeds import NodesFeed, Step, make_feed
+from difformer.training.feeds import ADDED, NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
 from difformer.training.loop import Save, Stop
 from difformer.training.losses import make_loss
@@ -50,10 +48,8 @@ RATES = ("learning_rate", "weight_decay")
 # Entries of one run's states, and of its pairs, from which on it keeps a device busy by itself.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
-LINEAR = ("simple", "constant", "identity", None)
 # Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
 PARAMETER_COPIES = 6
-MOMENTS = ("mean", "square", "steps")  # of the optimiser
 Tensors = Mapping[str, Tensor]
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
@@ -86,43 +82,40 @@ def train_stacked(
         UserError: If the runs cannot be stacked, naming what differs.
     """
     place, listeners = resolve(device), tuple(callbacks)
+    if not runs:
+        return []
     runs, hyper = _checked(task, runs)
     order = sorted(range(len(runs)), key=lambda i: runs[i].split)
     found: dict[int, Ended] = {}
 
-    def train(part: list[int]) -> tuple[Status, list[Ended]]:
+    def train(part: list[int]) -> Status:
         """One chunk, whose tensors are freed before the next."""
         trainer, whole = StackTrainer(task, [runs[i] for i in part], hyper, place), part == order
         if state is not None and whole:  # one that did not fit into memory starts again in halves
             trainer.restore(state)
         status = trainer.run(listeners, stop, save if whole else None)
-        return status, trainer.records(status)
+        found.update(zip(part, trainer.records(status), strict=True))
+        return status
 
     with isolated_rng(place):
-        each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory() if runs else 0
+        each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory()
         sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
-        rest = iter(order)
-        waiting = [list(islice(rest, size)) for size in sizes]
+        waiting = [part.tolist() for part in torch.tensor(order).split(sizes)]
         status: Status = "finished"
         while waiting and status == "finished":
-            part, records = waiting.pop(0), None
+            torch.cuda.empty_cache()  # not in the handler, which holds the tensors of the failed attempt
+            part = waiting.pop(0)
             try:
-                status, records = train(part)
+                status = train(part)
             except torch.cuda.OutOfMemoryError:
                 if len(part) == 1:
                     raise
-            if records is None:  # outside the handler, which holds the tensors of the failed attempt
-                torch.cuda.empty_cache()
-                waiting = [part[: len(part) // 2], part[len(part) // 2 :], *waiting]
-            else:
-                found.update(zip(part, records, strict=True))
+                waiting[:0] = [part[: len(part) // 2], part[len(part) // 2 :]]
     return [found[i] for i in range(len(runs)) if i in found]
 
 
 def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Runs with all of `HYPER` in their options, and the names of those options that differ between them."""
-    if not runs:
-        return [], []
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
@@ -159,10 +152,10 @@ def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.devic
         return False
     info = find(config.model)
     options = {**options_of(config.model), **info.fixed, **config.options}
-    looks_at_pairs = "N²" in info.cost and options.get("diffusivity") not in LINEAR
+    pairwise = "N²" in info.cost and options.get("diffusivity") not in ADDED
     rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
     states, pairs = FULL[kind]
-    return rows * int(options["hidden_channels"]) <= states and (not looks_at_pairs or rows * task.num_nodes <= pairs)
+    return rows * int(options["hidden_channels"]) <= states and (not pairwise or rows * task.num_nodes <= pairs)
 
 
 def apart(config: TrainConfig) -> TrainConfig:
@@ -208,11 +201,11 @@ class StackModel:
         self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
         self._module = _WithPenalty(models[0].to(device))
         self.site = 0  # dropouts since the keys changed: the passes of an epoch share their keys
-        modules = list(models[0].modules())
-        # Modules that have a plain attribute of a name that differs.
-        self._holders = {name: [m for m in modules if isinstance(vars(m).get(name), float | int)] for name in hyper}
-        if missing := next((name for name, found in self._holders.items() if not found), None):
-            raise UserError(f"{missing} differs between the runs, but no module of {type(models[0]).__name__} has it")
+        # Modules with a plain attribute of a name that differs; during a pass it is a tensor.
+        every = [(m, name, vars(m).get(name)) for name in hyper for m in models[0].modules()]
+        self._holders = [one for one in every if isinstance(one[2], float | int)]
+        if missing := hyper.keys() - {name for _, name, _ in self._holders}:
+            raise UserError(f"{min(missing)} differs between the runs, but {type(models[0]).__name__} does not have it")
 
     def parameters(self, flat: Tensor) -> dict[str, Tensor]:
         """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
@@ -235,27 +228,20 @@ class StackModel:
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
-            with self._attributes(hyper):
-                if key is None:
-                    return functional_call(self._module, state, (inputs,))
-                with dropout_key(key, site=self.site) as place:
-                    found = functional_call(self._module, state, (inputs,))
-                self.site = place.site
-                return found
+            for module, name, _ in self._holders:
+                setattr(module, name, hyper[name])
+            if key is None:
+                return functional_call(self._module, state, (inputs,))
+            with dropout_key(key, site=self.site) as place:
+                found = functional_call(self._module, state, (inputs,))
+            self.site = place.site
+            return found
 
         dims = (0, 0, None if keys is None else 0)
-        return torch.vmap(one, in_dims=dims, randomness="different")(state, self._hyper, keys)
-
-    @contextmanager
-    def _attributes(self, hyper: Mapping[str, Tensor]) -> Iterator[None]:
-        """Hyper-parameters as attributes of the modules that have them, for one pass."""
-        before = [(m, name, getattr(m, name)) for name, modules in self._holders.items() for m in modules]
         try:
-            for module, name, _ in before:
-                setattr(module, name, hyper[name])
-            yield
+            return torch.vmap(one, in_dims=dims, randomness="different")(state, self._hyper, keys)
         finally:
-            for module, name, value in before:
+            for module, name, value in self._holders:
                 setattr(module, name, value)
 
     def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
@@ -271,6 +257,7 @@ class StackTrainer:
     def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
         self.task, self.runs, self.device = task, runs, device
         self.config = config = runs[0].config
+        self._names = [[run.seed, run.split] for run in runs]
         cpu = torch.device("cpu")
         models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
         alike = all(acts_alike(model) for model in models)
@@ -288,8 +275,7 @@ class StackTrainer:
         rates = torch.tensor([run.config.learning_rate for run in runs], dtype=torch.float64)
         self.rates = (torch.tensor(factors, dtype=torch.float64).unsqueeze(1) * rates).float().to(device)
         self.decays = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
-        self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
-        self._moments: dict[str, Tensor] = {}  # of the optimiser of a stack that is resumed
+        self.optimizer = StackedAdam(self.model.flat, self.decays, config.decoupled)
         self.epoch, self.seconds = 0, 0.0
         self.journal = StackJournal(task, runs, self.groups, self.model, device)
         self._recorder = Recorder(device)
@@ -332,22 +318,18 @@ class StackTrainer:
 
     def snapshot(self, epoch: int) -> Snapshot:
         """The state of the stack after `epoch` epochs, the last of them not evaluated yet."""
-        tensors = self._state()
-        if self.optimizer is not None:
-            tensors |= {f"optimizer.{name}": getattr(self.optimizer, name) for name in MOMENTS}
         facts = {"measured_at": self.journal.measured_at, "seconds": self.seconds}
-        return Snapshot.copied(tensors, runs=self._names(), epoch=epoch, **facts)
+        return Snapshot.copied(self._state(), runs=self._names, epoch=epoch, **facts)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continues from a snapshot of the same stack."""
-        if snapshot.facts.get("runs") != self._names():
+        if snapshot.facts.get("runs") != self._names:
             raise CheckpointError("the checkpoint is of a stack of other runs")
         try:
             for name, value in self._state().items():
+                if value.shape != snapshot.tensors[name].shape:
+                    raise UserError(f"{name} has another shape")
                 value.copy_(snapshot.tensors[name])
-            self._moments = {name: snapshot.tensors[f"optimizer.{name}"] for name in MOMENTS}
-            if not {value.shape for value in self._moments.values()} <= {self.model.flat.shape, (1,)}:
-                raise UserError("its moments do not belong to the parameters")
             if not 0 <= int(self.journal.clock) <= self.config.epochs:
                 raise UserError(f"it is of epoch {int(self.journal.clock)}")
             self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
@@ -355,13 +337,10 @@ class StackTrainer:
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
-    def _names(self) -> list[list[int]]:
-        return [[run.seed, run.split] for run in self.runs]
-
     def _state(self) -> dict[str, Tensor]:
-        """Everything that changes during training, except the moments of the optimiser."""
         kept = ("clock", "losses", "measured", "best", "best_epoch", "best_flat", "ended", "broken")
         found = {"flat": self.model.flat} | {f"journal.{name}": getattr(self.journal, name) for name in kept}
+        found |= {f"optimizer.{name}": getattr(self.optimizer, name) for name in ("mean", "square", "steps")}
         found |= {f"buffer.{name}": value for name, value in self.model.buffers.items()}
         return found | {f"best_buffer.{name}": value for name, value in self.journal.best_buffers.items()}
 
@@ -411,7 +390,6 @@ class StackTrainer:
             if step.update:
                 if self.config.gradient_clip is not None:
                     clip_gradients(gradient, self.config.gradient_clip)
-                assert self.optimizer is not None
                 self.optimizer.step(gradient, self.rates.index_select(0, self.journal.clock)[0])
                 gradient = None
         self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
@@ -425,14 +403,11 @@ class StackTrainer:
     def _join(self, leaves: dict[str, Tensor], parts: Sequence[Tensor | None]) -> Tensor:
         """Gradients as rows ``[runs, P]``."""
         pairs = list(zip(leaves.values(), parts, strict=True))
-        if self.optimizer is None:
+        if any(part is None for part in parts) and self.optimizer.weight_decay.shape[1] == 1:
+            # Parameters without a gradient do not decay either.
             known = [torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs]
-            columns = torch.cat(known) if any(part is None for part in parts) else None
-            self.optimizer = StackedAdam(self.model.flat, self.decays, self.config.decoupled, columns)
-            for name, value in self._moments.items():
-                getattr(self.optimizer, name).copy_(value)
-        whole = [torch.zeros_like(leaf) if part is None else part for leaf, part in pairs]
-        return torch.cat([part.reshape(len(self.runs), -1) for part in whole], 1)
+            self.optimizer.weight_decay = self.optimizer.weight_decay * torch.cat(known)
+        return torch.cat([(torch.zeros_like(x) if g is None else g).reshape(len(self.runs), -1) for x, g in pairs], 1)
 
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:

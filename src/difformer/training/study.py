@@ -40,8 +40,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatches
-from difformer.data.errors import require
-from difformer.errors import UserError
+from difformer.errors import UserError, require
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
 from difformer.schema import check
 from difformer.training.callbacks import EpochEvent
@@ -220,15 +219,12 @@ def tune(
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
     if trials < 1 or jobs < 1:
         raise UserError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
-    for question in asked:
-        if stacked and (reason := question.why_not_stacked(task)):
-            raise UserError(f"stacked: {reason}", argument="stacked")
     first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
     if ranks is not None:
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
         device, stacked, on_trial = str(ranks.device), False, on_trial if ranks.first else None
-    study = _Study(Path(out), asked, without_test(task), device, seconds, stacked, on_trial)
+    study = _Study(Path(out), asked, without_test(task), device, time.monotonic() + seconds, stacked, on_trial)
     with ExitStack() as held:
 
         def begin() -> list[Work]:
@@ -274,20 +270,17 @@ def read_trials(folder: Path, model: str | None = None) -> list[Trial]:
 
 @dataclass
 class _Study:
-    """A study, and what this process does of it; its clock starts when it is made."""
+    """A study, and what this process does of it."""
 
     folder: Path
     questions: Sequence[Question]
     task: Task  # without its test parts
     device: str
-    seconds: float  # after which no trial is started
+    until: float  # on the monotonic clock: no trial is started after that time
     stacked: bool | None
     listener: Callable[[Trial], None] | None = None
     number: int | None = None  # of this process, which writes its own file; None for the only one
-
-    def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.seconds
-        self.told: set[Work] = set()
+    told: set[Work] = field(default_factory=set)  # trials that the listener knows of
 
     def check(self) -> None:
         """Finds what is wrong with a request before anything is written."""
@@ -296,11 +289,12 @@ class _Study:
             raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
         for question in self.questions:
             if not all(split.valid.numel() for split in self.task.splits[: question.runs]):
-                raise UserError(
-                    f"task {self.task.name!r} has a split without validation instances: there is nothing to choose by"
-                )
+                lacks = "has a split without validation instances"
+                raise UserError(f"task {self.task.name!r} {lacks}: there is nothing to choose by")
             if question.sampler == "tpe":
                 require("optuna", extra="tune", purpose="the sampler tpe")
+            if self.stacked and (reason := question.why_not_stacked(self.task)):
+                raise UserError(f"stacked: {reason}", argument="stacked")
             question.metric(self.task)
             for point in question.planned(2 + len(question.first)):
                 question.config(point)
@@ -309,20 +303,17 @@ class _Study:
         """Writes down what is asked about a task, and returns the trials to be made; the folder must be locked."""
         path = self.folder / STUDY
         if (self.folder / OLD_STUDY).exists() and not path.exists():
-            raise UserError(
-                f"out: {self.folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another "
-                f"folder"
-            )
+            earlier = f"a study of an earlier version of difformer ({OLD_STUDY})"
+            raise UserError(f"out: {self.folder} holds {earlier}; choose another folder")
         kept = read_json(path) if path.exists() else {}
         if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
             raise UserError(f"out: {path} is damaged; choose another folder")
         asked = {question.model: question.written(task) for question in self.questions}
         for model, now in asked.items():
             if model in kept and kept[model] != now:
-                raise UserError(
-                    f"out: {self.folder} holds a study of {model} with {_differences(kept[model], now)}; to continue "
-                    f"it repeat the earlier request, to start a new study choose another folder"
-                )
+                advice = "to continue it repeat the earlier request, to start a new study choose another folder"
+                said = f"holds a study of {model} with {_differences(kept[model], now)}"
+                raise UserError(f"out: {self.folder} {said}; {advice}")
         write_json(path, kept | asked)
         done = {(trial.model, trial.number) for trial in read_trials(self.folder)}
         counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in self.questions}
@@ -439,13 +430,8 @@ def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is
     tried = [trial.settings for trial in known]
     study = optuna.create_study(direction="maximize" if higher_is_better else "minimize")
     for trial in known:
-        fits = trial.settings.keys() == axes.keys() and all(
-            value in axes[key].choices for key, value in trial.settings.items()
-        )
-        if trial.value is not None and fits:
-            study.add_trial(
-                optuna.trial.create_trial(params=trial.settings, distributions=dict(axes), value=trial.value)
-            )
+        with suppress(ValueError):  # one that was stopped, or whose point is not one of the grid
+            study.add_trial(optuna.trial.create_trial(params=trial.settings, distributions=axes, value=trial.value))
     for attempt in range(PROPOSALS):
         seed = (question.seed * 1_000_003 + number * PROPOSALS + attempt) % 2**31
         study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP_TRIALS)
@@ -500,13 +486,7 @@ def without_test(task: Task, runs: int | None = None) -> Task:
 def take_graphs(task: Task, kept: Tensor, splits: Sequence[Split]) -> Task:
     """The graphs `kept`, in ascending order, with splits that name no other graphs."""
     batch, names = GraphBatches(task, batch_size=max(1, kept.numel())).batch(kept), task.instance_names
-    return dataclasses.replace(
-        task,
-        x=batch.x,
-        y=batch.y,
-        node_ptr=batch.node_ptr,
-        edge_index=batch.edge_index,
-        edge_weight=batch.edge_weight,
-        instance_names=tuple(names[one] for one in kept.tolist()) if names else (),
-        splits=tuple(Split(s.name, *(torch.searchsorted(kept, part) for part in s.parts().values())) for s in splits),
-    )
+    taken = {name: getattr(batch, name) for name in ("x", "y", "node_ptr", "edge_index", "edge_weight")}
+    taken["instance_names"] = tuple(names[one] for one in kept.tolist()) if names else ()
+    own = (Split(s.name, *(torch.searchsorted(kept, part) for part in s.parts().values())) for s in splits)
+    return dataclasses.replace(task, **taken, splits=tuple(own))

@@ -9,17 +9,15 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
-from scipy.sparse import vstack
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
-from difformer.data.sparse_features import from_scipy, to_scipy
+from difformer.data.sparse_features import from_scipy, stack_rows
 from difformer.diffusivity import as_diffusivity
 from difformer.errors import UserError
 from difformer.files import RunFolderError
@@ -28,7 +26,7 @@ from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
-from difformer.training.metrics import METRICS
+from difformer.training.metrics import METRICS, ONE_PROCESS
 from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions
@@ -58,7 +56,7 @@ class Loaded:
     task: Task
     split: Split
     precision: str = "float32"
-    new: int | None = None  # where new instances begin; None if there are none
+    new: int | None = None  # number of the first new instance, or None
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
@@ -119,7 +117,6 @@ def _open(run: RunFolder | str | Path) -> RunFolder:
         warnings.warn(
             f"{folder.path} is not finished ({len(left)} of {len(folder.seeds)} seeds are not trained to their end), "
             f"the best epoch so far is used; resume it with: difformer fit --resume {folder.path}",
-            UserWarning,
             stacklevel=3,
         )
     return folder
@@ -131,10 +128,8 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         raise RunFolderError(f"{folder.path} has no seed {chosen}; it has {', '.join(map(str, folder.seeds))}")
     place, used = resolve(device), own if on is None else on
     if (used.kind, used.num_features) != (own.kind, own.num_features):
-        raise UserError(
-            f"the run was trained on {own.kind} with {own.num_features} features, task {used.name!r} holds {used.kind} "
-            f"with {used.num_features}"
-        )
+        had = f"the run was trained on {own.kind} with {own.num_features} features"
+        raise UserError(f"{had}, task {used.name!r} holds {used.kind} with {used.num_features}")
     split, config = folder.split_of(used, chosen), folder.config
     if used.kind == "series" and not split.train.numel() and (neighbours := knn_of(config.graph)) is not None:
         used = with_neighbours(used, own, folder.split_of(own, chosen), neighbours)
@@ -176,16 +171,15 @@ def evaluate(
     """Measures every metric of the problem again, on every part, for every seed that has been trained."""
     folder = _open(run)
     own = folder.task(task)
-    fits = [one for one in METRICS.values() if own.problem in one.problems]
-    metrics = [one for one in fits if one.name != "broadcast-mse" or own.kind == "series"]
     found = []
     for result in folder.summary().results:
         loaded = _load(folder, own, result["seed"], None, device)
         outputs, parts = loaded.outputs(), loaded.split.parts()
-        values: dict[str, dict[str, float]] = {metric.name: {} for metric in metrics}
-        for metric, (part, index) in product(metrics, parts.items()):
-            measured = metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
-            values[metric.name][part] = measured
+        values = {
+            metric.name: {part: float(ONE_PROCESS.score(metric, outputs[i], own.y[i])) for part, i in parts.items()}
+            for metric in METRICS.values()
+            if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series")
+        }
         found.append(Evaluation(result["seed"], loaded.split.name, values))
     return tuple(found)
 
@@ -268,7 +262,7 @@ def new_task(
             weight = None if edge_weight is None else _each(edge_weight, torch.float32)
         elif isinstance(index, tuple):
             raise UserError(
-                f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph per new snapshot"
+                f"every snapshot of {task.name!r} has its own graph: give edges, one graph per new snapshot"
             )
         return replace(task, x=x, y=unknown, edge_index=index, edge_weight=weight, splits=nothing), 0
     if task.scaling is not None:  # new rows come as they are, the task's own are standardised
@@ -286,7 +280,7 @@ def new_task(
     names = (task.instance_names or tuple(f"instance {i}" for i in range(start)))[:start]
     joined = replace(
         task,
-        x=_below(task.x, x) if together else x,
+        x=stack_rows([task.x, x]) if together else x,
         y=torch.cat([task.y, unknown]) if together else unknown,
         edge_index=torch.cat([pairs for pairs, _ in parts], 1) if parts else None,
         edge_weight=torch.cat([torch.ones(i.shape[1]) if w is None else w for i, w in parts]) if weighted else None,
@@ -294,13 +288,6 @@ def new_task(
         instance_names=(*names, *(f"new row {i}" for i in range(x.shape[0]))),
     )
     return joined, start
-
-
-def _below(old: Tensor, new: Tensor) -> Tensor:
-    """Old rows above new ones; sparse if the old ones are."""
-    if old.layout == torch.strided:
-        return torch.cat([old, new.to_dense() if new.layout != torch.strided else new])
-    return from_scipy(vstack([to_scipy(old), to_scipy(new)]))
 
 
 def _each(values: Any, dtype: torch.dtype) -> Any:

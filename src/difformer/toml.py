@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The standard library reads TOML from Python 3.11 on; before it, the package that became it.
+# The standard library reads TOML from Python 3.11 on; before, tomli does, from which it was taken.
 _reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 UNSET = "unset"
