@@ -44,7 +44,7 @@ def test_the_classifier_runs_all_checks_of_label_spreading() -> None:
 @pytest.mark.slow
 @parametrize_with_checks([kind(steps=4) for kind in KINDS], expected_failed_checks=expected)
 def test_check_estimator_passes_with_default_options(estimator: Any, check: Any) -> None:
-    """Three models of four layers, the graph cross-validated: all as by default but the number of steps."""
+    """Default options except for the number of steps."""
     if getattr(check, "func", check).__name__ == "check_regressors_train":
         estimator.set_params(steps=50)  # a score above one half is asked of it
     check(estimator)

@@ -22,7 +22,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from difformer.estimators import DIFFormerClassifier, selection
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, selection
 from difformer.estimators.selection import CAUTIOUS, Judged, TableProblem, fit_temperature, hold_out, log_loss
 
 
@@ -98,8 +98,17 @@ def test_column_names_of_frames_are_checked(frame: Any, wine: Any, quick: dict[s
     shortened = table.drop(columns="column 3") if frame is pd.DataFrame else table.drop("column 3")
     with pytest.raises(ValueError, match=r"now missing:\n- column 3"):
         model.predict(shortened)
+    if frame is pd.DataFrame:  # the missing column is named even if another one holds texts
+        with pytest.raises(ValueError, match=r"now missing:\n- column 3"):
+            model.predict(shortened.assign(city="Oslo"))
     with pytest.warns(UserWarning, match="does not have valid feature names"):
         model.predict(x)
+
+
+@pytest.mark.parametrize("kind", [DIFFormerClassifier, DIFFormerRegressor])
+def test_unknown_option_is_a_type_error_with_the_nearest_name(kind: Any) -> None:
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no option 'stepz'; did you mean 'steps'?"):
+        kind(stepz=5)
 
 
 def test_errors_are_those_of_scikit_learn(wine: Any, quick: dict[str, Any]) -> None:

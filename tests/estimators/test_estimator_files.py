@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mean": {"graph": None, "diffusivity": "constant"},
     "moments": {"graph": None, "diffusivity": "sigmoid", "backend": "polynomial"},
     "identity": {"graph": "knn", "diffusivity": "identity"},
+    "attention off": {"graph": "knn", "diffusivity": None, "num_heads": 2},
 }
 
 

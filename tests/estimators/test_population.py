@@ -10,8 +10,8 @@ from difformer.errors import UserError
 from difformer.estimators import DIFFormerClassifier
 from difformer.estimators.population import RowScaling, find_rows, make_population, row_digests
 from difformer.estimators.row_graph import RowGraph
-from difformer.estimators.selection import PopulationFeed
 from difformer.nn import DIFFormer
+from difformer.training.feeds import NodesFeed
 
 
 def table(rows: int = 40, columns: int = 5, seed: int = 0) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_mass_equals_repetition_in_a_layer() -> None:
             wanted = model(x.repeat_interleave(times, 0))
             split = Split("all", torch.arange(6), torch.arange(0), torch.arange(0))
             task = Task("rows", "nodes", "multiclass", "accuracy", "", x, torch.zeros(6, dtype=torch.long), (split,), 2)
-            feed = PopulationFeed(task, split, torch.device("cpu"), times.double())
+            feed = NodesFeed(task, split, torch.device("cpu"), times.double())
             found = feed.outputs(model).repeat_interleave(times, 0)
             torch.testing.assert_close(found, wanted)
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from difformer.data.sparse_features import feature_tensor
 from difformer.data.split import labelled as labelled_rows
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
-from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
+from difformer.errors import UserError, or_near
+from difformer.estimators.estimator_files import export_program, load_estimator, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
 from difformer.estimators.population import Array, RowScaling, make_population, row_digests
-from difformer.estimators.predictor import Predictor, Search, remember, threads_for
+from difformer.estimators.predictor import Predictor, remember, threads_for
 from difformer.estimators.recipe import Recipe
-from difformer.estimators.row_graph import GivenGraph, RowGraph, as_matrix, edges_of, receiving, search_among
+from difformer.estimators.row_graph import GivenGraph, RowGraph, Search, as_matrix, edges_of, receiving, search_among
 from difformer.estimators.selection import NO_EDGES, EdgeList, Side, TableProblem, train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
@@ -46,7 +46,8 @@ class DIFFormerEstimator(BaseEstimator):
         num_layers: Diffusion steps.
         num_heads: Heads, averaged.
         diffusivity: ``"simple"`` costs time linear in the number of rows, and O(d²) per layer for a new row; others
-            (``"sigmoid"``, ``"gaussian:0.5"``, a `Diffusivity`) compare pairs.
+            (``"sigmoid"``, ``"gaussian:0.5"``, a `Diffusivity`) compare pairs. None switches attention off, so that
+            only the edges of a graph remain.
         graph: Observed structure if `fit` is given none: None for latent structure alone, ``"knn"`` for an edge from
             each row's nearest rows to it, ``"auto"`` for whichever of the two predicts held-out labelled rows better,
             edges among the rows of the table to fit, or a `RowGraph`, which follows rows into folds.
@@ -93,7 +94,7 @@ class DIFFormerEstimator(BaseEstimator):
         hidden_channels: int = 32,
         num_layers: int = 2,
         num_heads: int = 1,
-        diffusivity: str | Diffusivity = "simple",
+        diffusivity: str | Diffusivity | None = "simple",
         graph: Any = "auto",
         directed: bool = False,
         neighbours: int = 10,
@@ -114,8 +115,11 @@ class DIFFormerEstimator(BaseEstimator):
         device: str = "auto",
         random_state: Any = None,
         verbose: bool | int = False,
+        **unknown: Any,
     ) -> None:
-        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
+        for name in unknown:
+            raise TypeError(f"{type(self).__name__} has no option {name!r}{or_near(name, self._get_param_names())}")
+        self.__dict__.update({name: value for name, value in locals().items() if name not in ("self", "unknown")})
 
     if TYPE_CHECKING:
 
@@ -145,13 +149,15 @@ class DIFFormerEstimator(BaseEstimator):
         return self
 
     def _features(self, x: Any, *, reset: bool) -> Any:
-        """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
+        """Float64, dense or CSR; names and number of columns are stored (`reset`) or compared with those of `fit`."""
         if sparse.issparse(x):
             check_scipy(x, "X")
         try:
             checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
         except (ValueError, TypeError) as error:
-            if advice := raw_columns(x, type(self).__name__):
+            names = list(getattr(x, "columns", ()))  # if not the fitted ones, the error says which are missing
+            expected = names if reset else list(getattr(self, "feature_names_in_", names))
+            if names == expected and (advice := raw_columns(x, type(self).__name__)):
                 raise UserError(advice, argument="X") from error
             raise
         if sparse.issparse(checked):
@@ -199,19 +205,19 @@ class DIFFormerEstimator(BaseEstimator):
             problem = TableProblem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
+            # What predictions need: numbers, the graph, and each model's memory of the population.
             numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}
-            numbers["temperature"] = torch.tensor(judged.temperature, dtype=torch.float64)
-            numbers["output_scale"] = output_scale
+            temperature = torch.tensor(judged.temperature, dtype=torch.float64)
+            numbers |= {"temperature": temperature, "output_scale": output_scale}
             if runs[0].linear is not None:  # all models have the same
                 numbers |= vars(runs[0].linear) | ({} if judged.share is None else {"share": judged.share})
             if side != "knn":
                 search = nearest = None
             kept = None if given is None else GivenGraph(given, row_digests(x), directed=self.directed)
             fitted = self.fitted_ = Predictor(numbers, search, kept, softmax=target.ndim == 1, embed=embed)
-            parts = list(fitted.parts(population.x, given, nearest))
+            parts, landmarks = list(fitted.parts(population.x, given, nearest)), recipe.landmarks(size)
             for run in runs:  # rows count as they did in training
-                counted, landmarks = None if run.in_batches else mass, recipe.landmarks(size)
-                fitted.members.append(remember(run.model, parts, counted, landmarks))
+                fitted.members.append(remember(run.model, parts, None if run.in_batches else mass, landmarks))
             with torch.no_grad():
                 answers: Array = torch.cat([fitted(*part) for part in parts]).numpy()[np.maximum(population.place, 0)]
             if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
@@ -220,23 +226,23 @@ class DIFFormerEstimator(BaseEstimator):
         self.n_iter_ = max(run.record.epochs for run in runs)
         self.loss_ = float(np.mean([run.record.loss for run in runs]))
         self.validation_loss_ = judged.loss
-        if judged.warning is not None:
+        if judged.warning:
             warnings.warn(judged.warning, UserWarning, stacklevel=3)
         return answers
 
     def _keep(self, answers: Array) -> None:
-        """Keeps what `fit` found out about its rows."""
+        """Store the answers to the fitted rows."""
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None without a graph."""
         self._known_rows = None
-        if isinstance(graph, str) and graph not in ("knn", "auto"):
+        if graph is None or (isinstance(graph, str) and graph in ("knn", "auto")):
+            return None
+        if isinstance(graph, str):
             raise UserError(
                 f"graph must be None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index, got {graph!r}",
                 argument="graph",
             )
-        if graph is None or isinstance(graph, str):
-            return None
         if not isinstance(graph, RowGraph):
             return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
         rows = graph.rows(X, x)
@@ -269,21 +275,20 @@ class DIFFormerEstimator(BaseEstimator):
         """The predictor's answers to rows, with their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
         x, edges, given = self._features(X, reset=False), None, self.fitted_.given
-        if given is None:
-            if graph is not None:
+        if graph is not None:
+            if given is None:
                 raise UserError(
                     "graph was given for rows to predict, but fit was given none; pass one to fit, or leave it out",
                     argument="graph",
                 )
-        elif graph is not None:
             edges = as_matrix(graph, x.shape[0], given.shape[0])
-        elif self._known_rows is not None:
+        elif given is not None and self._known_rows is not None:
             known, rows = self._known_rows
             edges = edges_of(receiving(known.matrix, directed=given.directed)[:, rows], known.rows(X, x))
         return self.fitted_.predict(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
+        """Write ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         save_estimator(self, folder)
 
@@ -304,8 +309,7 @@ class DIFFormerEstimator(BaseEstimator):
     def export(self, path: str | Path) -> None:
         """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
-        facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
-        export_program(self.fitted_, path, facts)
+        export_program(self, path)
 
 
 def raw_columns(table: Any, name: str) -> str:
@@ -319,8 +323,8 @@ def raw_columns(table: Any, name: str) -> str:
                 others.append(str(column))
         except (TypeError, ValueError):
             others.append(str(column))
-    kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
-    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
+    kinds = (("columns that are not numbers", others), ("columns with gaps", gaps))
+    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds if names)
     steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
     return said and (
         f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
@@ -400,10 +404,12 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         return float(accuracy_score(labels, predicted[known], sample_weight=weight))
 
 
-# scikit-learn, and `help`, read the options off the signature.
-_options = [*inspect.signature(DIFFormerEstimator.__init__).parameters.values()]
-_options.append(inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None))
-DIFFormerClassifier.__init__.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
+# scikit-learn, and `help`, read the options off the signature; the last is `**unknown`.
+_options = [*inspect.signature(DIFFormerEstimator.__init__).parameters.values()][:-1]
+_weight = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
+_makers: list[Any] = [DIFFormerEstimator.__init__, DIFFormerClassifier.__init__]
+_makers[0].__signature__ = inspect.Signature(_options)
+_makers[1].__signature__ = inspect.Signature([*_options, _weight])
 
 
 class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
@@ -447,11 +453,8 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         predicted = self.predict(X, graph=graph)
         wanted = values(y, predicted, type(self).__name__).reshape(len(predicted), -1)
         weight = np.ones(len(predicted)) if sample_weight is None else np.asarray(sample_weight)
-        each = []
-        for value, target in zip(predicted.reshape(wanted.shape).T, wanted.T, strict=True):
-            known = ~np.isnan(target)
-            each.append(r2_score(target[known], value[known], sample_weight=weight[known]))
-        return float(np.mean(each))
+        columns = zip(predicted.reshape(wanted.shape).T, wanted.T, ~np.isnan(wanted.T), strict=True)
+        return float(np.mean([r2_score(y[i], value[i], sample_weight=weight[i]) for value, y, i in columns]))
 
 
 class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):

@@ -1,9 +1,9 @@
 """Cross-validation with a graph, and scores of tables that are labelled in part.
 
-* **inductive**: held-out rows are not there when the model is fitted. scikit-learn's `cross_val_score`, `GridSearchCV`
-  and `CalibratedClassifierCV` do that; give the estimator ``graph=RowGraph(X, graph)``.
-* **transductive**: held-out rows and their edges are there, and only their labels are hidden. `cross_validate` does
-  that. It is the right question if the rows to predict are known when the model is fitted.
+* **inductive**: the model is fitted without the held-out rows, as in scikit-learn's `cross_val_score`, `GridSearchCV`
+  and `CalibratedClassifierCV`; give the estimator ``graph=RowGraph(X, graph)``.
+* **transductive**: the model is fitted with the held-out rows and their edges, and only their labels are hidden, as in
+  `cross_validate`. This is right if the rows to predict are known when the model is fitted.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
 
 
 def _by_number(model: Any) -> Any:
-    """A fitted model that answers numbers of fitted rows with what it knows of them."""
+    """A fitted model whose features are the numbers of fitted rows, and whose answers are what `fit` stored of them."""
 
     def predict(rows: Array) -> Any:
         return model.transduction_[rows]

@@ -7,16 +7,11 @@ file that was changed, is refused. The hash does not protect against someone who
 entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from others
 are compared with what follows, and a row is predicted on trial.
 
-**Program.** One ``.pt2`` file that runs where torch is and this package is not:
-
-    model.export("flowers.pt2")                                  # here
-    program = torch.export.load("flowers.pt2").module()          # anywhere
-    probabilities = program(torch.randn(5, 4))
-
-It takes features ``[M, F]`` in single precision, as the table had them (scaling is inside), and gives probabilities,
-values or embeddings in double precision. A model fitted with a neighbour graph searches for neighbours itself; one
-fitted with a given graph takes two more arguments, ``edge_index [2, E]`` with fitted rows above, and ``edge_weight
-[E]``. The file also holds ``difformer.json``: classes, and names of columns.
+**Program.** One ``.pt2`` file for ``torch.export.load(path).module()``, without this package. It takes features ``[M,
+F]`` in single precision, as the table had them (scaling is inside), and gives probabilities, values or embeddings in
+double precision. A model fitted with a neighbour graph searches for neighbours itself; one fitted with a given graph
+takes two more arguments, ``edge_index [2, E]`` with fitted rows above, and ``edge_weight [E]``. The file also holds
+``difformer.json``: classes, and names of columns.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +37,11 @@ from torch import Tensor, nn
 
 from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
-from difformer.estimators.predictor import Member, Memory, Predictor, Search
+from difformer.estimators.predictor import Member, Memory, Predictor
 from difformer.estimators.recipe import COUNT, FINITE, FLAG, FRACTION, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS
-from difformer.estimators.row_graph import CosineSearch, GivenGraph, RowEdges, SparseRowSearch, search_among
+from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch, Search, SparseRowSearch, search_among
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
-from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
+from difformer.nn import DIFFormer, PretrainedError
 from difformer.nn.pretrained import no_larger_than
 from difformer.schema import Rule, check, one_of
 from difformer.sparse import check_scipy
@@ -58,6 +53,7 @@ DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
 EXTRA, SUFFIX = "difformer.json", ".pt2"
+LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 CSR = ("data", "indices", "indptr")
 # What a layer keeps of its population, by the form of its diffusivity; keys and values, or moments, for other forms.
 SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"sums"}, "constant": {"sums"}}
@@ -73,7 +69,7 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, str | Diffusivity)
 
 
-NAMED = Rule(_is_named, "a name or a Diffusivity")
+NAMED = Rule(_is_named, "a name or a Diffusivity").or_none()
 LIST = Rule(lambda v: isinstance(v, list) and all(isinstance(one, str | int | float) for one in v), "a list of labels")
 LABELS = {"dtype": Rule(lambda v: LABEL_DTYPE.fullmatch(str(v)), "a dtype of labels"), "values": LIST}
 PARAMS: dict[str, Any] = {
@@ -108,11 +104,9 @@ SCHEMA: dict[str, Any] = {
     "members": COUNT,
     **dict.fromkeys(("softmax", "directed"), FLAG),
     "neighbours": COUNT.or_none(),
-    "sparse_shape": Rule(
-        lambda v: isinstance(v, list) and list(map(COUNT.holds, v)) == [True] * 2, "a shape"
-    ).or_none(),
+    "sparse_shape": ([COUNT], None),
 }
-# What only some kinds of estimators have, or have otherwise.
+# Entries of some kinds of estimators only.
 OF_KIND: dict[str, dict[str, Any]] = {
     "DIFFormerClassifier": {
         "params": {**PARAMS, "class_weight": ({"balanced"}, None, dict)},
@@ -153,6 +147,11 @@ TENSOR_RULES: dict[str, tuple[str, str, str]] = {
     "members.memories.weight": ("float32", "p", "of at least 0"),
 }
 RANGES = {"": -math.inf, "above 0": math.nextafter(0, 1), "of at least 0": 0, "from 0 to 1": 0}
+MORE_RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "output_scale": (lambda t: t[1] > 0, "must hold deviations above 0"),
+    "of.label_distributions_": (lambda t: (t.sum(1) - 1).abs() < 1e-6, "of a row must add up to 1"),
+    "members.memories.sums": (lambda t: t[:, 0, 0] > 0, "must count a positive number of rows"),
+}
 
 
 def save_estimator(estimator: Any, folder: str | Path) -> None:
@@ -172,18 +171,22 @@ def save_estimator(estimator: Any, folder: str | Path) -> None:
         "neighbours": None if fitted.search is None else fitted.search.k,
         "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseRowSearch) else None,
     }
-    texts = {name: getattr(estimator, name) for name in TEXTS if hasattr(estimator, name)}
-    description |= {name: {"dtype": text.dtype.str, "values": plain_list(text)} for name, text in texts.items()}
+    for name, values in _texts(estimator).items():
+        description[name] = {"dtype": getattr(estimator, name).dtype.str, "values": values}
     tensors = {name: value.contiguous() for name, value in fitted.state_dict().items()}
     name = "label_distributions_" if hasattr(estimator, "classes_") else "transduction_"
-    if hasattr(estimator, name):
-        tensors[f"of.{name}"] = torch.from_numpy(getattr(estimator, name).copy())
-        description["rows"] = len(getattr(estimator, name))
+    if (answers := getattr(estimator, name, None)) is not None:
+        tensors[f"of.{name}"], description["rows"] = torch.from_numpy(answers.copy()), len(answers)
     content = save_tensors(tensors, metadata={"format": FORMAT})
     # Both files are complete in memory before the first is written.
     text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
     write_whole(Path(folder) / TENSORS, content)
     write_whole(Path(folder) / DESCRIPTION, text)
+
+
+def _texts(estimator: Any) -> dict[str, list[Any]]:
+    """Classes and names of columns, as far as the estimator has them."""
+    return {name: plain_list(getattr(estimator, name)) for name in TEXTS if hasattr(estimator, name)}
 
 
 def _digest(description: dict[str, Any], content: bytes) -> str:
@@ -192,10 +195,9 @@ def _digest(description: dict[str, Any], content: bytes) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode() + b"\0" + content).hexdigest()
 
 
-def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
+def plain_list(array: Any) -> Any:
     """Labels or names as JSON has them; a date is a text there."""
-    values: list[Any] = (array.astype(str) if array.dtype.kind == "M" else array).tolist()
-    return values
+    return (array.astype(str) if array.dtype.kind == "M" else array).tolist()
 
 
 def _plain(value: Any) -> Any:
@@ -265,7 +267,8 @@ def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own
     optional = {entry: rule for entry, rule in OPTIONAL.items() if entry in description}
     check(description, {**SCHEMA, **optional, **OF_KIND[kind]}, closed=True)
     params, config, facts = description["params"], description["model"], description["facts"]
-    as_diffusivity(params["diffusivity"])
+    if params["diffusivity"] is not None:
+        as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
     if isinstance(weights := params.get("class_weight"), dict):
         check(weights, {"labels": LIST, "weights": [NOT_NEGATIVE]}, "params.class_weight", closed=True)
@@ -274,16 +277,15 @@ def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
     estimator: Any = kinds[kind](**params)
     facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
-    for fact, value in facts.items():
-        setattr(estimator, fact, value)
-    if kind == "DIFFormerClassifier" and len(estimator.classes_) != config["out_channels"]:
-        raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+    vars(estimator).update(facts)
     fitted = estimator.fitted_ = _predictor(kind, description, tensors)
     if kind == "DIFFormerClassifier":
+        if len(estimator.classes_) != config["out_channels"]:
+            raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
         estimator._keep(tensors["of.label_distributions_"].numpy())
     elif kind == "DIFFormerRegressor":
         estimator.transduction_ = tensors["of.transduction_"].numpy()
-    rows = np.zeros((2, config["in_channels"]))
+    rows = np.zeros((2, estimator.n_features_in_))
     rows[1] = 0.0 if fitted.shift is None else fitted.shift.numpy()
     trial = fitted.predict(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.shape[0])))
     if not np.isfinite(trial).all():
@@ -294,12 +296,10 @@ def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own
 def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
     """Every tensor is known and has its dtype, shape and range."""
     config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
-    graph, channels, columns = facts["graph_"], config["hidden_channels"], facts["n_features_in_"]
+    graph, channels = facts["graph_"], config["hidden_channels"]
     if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
         raise UserError(f"graph_ is {graph!r}, but there are {description['neighbours']} neighbours")
-    if config["in_channels"] != columns or (wide is not None and wide[1] != columns):
-        raise UserError(f"{columns} columns were fitted, but the model has {config['in_channels']}")
-    sizes = {"2": 2, "F": columns, "T": config["out_channels"], "H": config["num_heads"], "C": channels}
+    sizes = {"2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"], "C": channels}
     sizes |= {"V": 1 + channels, "K": 1 if config["diffusivity"] == "constant" else 1 + channels}
     sizes |= {"N": description["rows"]} if "rows" in description else {}
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
@@ -320,12 +320,10 @@ def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
         if value.numel() and not (value.isfinite().all() and value.min() >= low and value.max() <= high):
             found = f"{float(value.min()):g} to {float(value.max()):g}"
             raise UserError(f"{name} must be finite numbers {words}, got {found}")
-        if short == "members.memories.sums" and not (value[:, 0, 0] > 0).all():
-            raise UserError(f"{name} must count a positive number of rows")
-        if name == "output_scale" and not (value[1] > 0).all():
-            raise UserError("output_scale must hold deviations above 0")
-        if name == "of.label_distributions_" and not ((value.sum(1) - 1).abs() < 1e-6).all():
-            raise UserError("label_distributions_ of a row must add up to 1")
+        if short in MORE_RULES:
+            holds, problem = MORE_RULES[short]
+            if not holds(value).all():
+                raise UserError(f"{name} {problem}")
     rows, fitted = sizes.get("N", math.inf), sizes.get("n", 0)
     if rows < fitted or (graph == "given" and "N" in sizes and rows != fitted):
         raise UserError(f"there are {fitted} rows with a graph and {rows} fitted rows")
@@ -347,8 +345,7 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
 def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Predictor:
     """The predictor that the tensors describe; they must be all that it holds, to the bit."""
     k, shape, graph = description["neighbours"], description["sparse_shape"], description["facts"]["graph_"]
-    search: Search | None = None
-    given = None
+    search = given = None
     if k is not None:
         points = tensors["search.points"].numpy() if shape is None else _csr(tensors, "search", shape)
         if k > points.shape[0]:
@@ -391,15 +388,13 @@ def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
 
 def _member(config: dict[str, Any], tensors: Tensors, *, with_edges: bool) -> Member:
     weights = _below(tensors, "model.")
-    # The diffusivity is made outside, because it is probed with numbers when it is made.
-    with_diffusivity = {**config, "diffusivity": as_diffusivity(config["diffusivity"])}
     with no_larger_than(weights), torch.device("meta"):
-        model = DIFFormer(**with_diffusivity).double().eval()
+        model = DIFFormer(**config).double().eval()
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
+    layers: Any = model.layers
     memories = []
-    for k, layer in enumerate(model.layers):
-        assert isinstance(layer, DIFFormerConv)
+    for k, layer in enumerate(layers):
         kept = _below(tensors, f"memories.{k}.")
         needed = SUMMARIES.get(layer.form, {"moments"} if layer.backend == "polynomial" else {"keys", "values"})
         optional = ({"sent"} if with_edges else set()) | ({"weight"} if "keys" in needed else set())
@@ -411,15 +406,18 @@ def _member(config: dict[str, Any], tensors: Tensors, *, with_edges: bool) -> Me
 
 
 class Program(nn.Module):
-    """What is exported: plain tensor operations on whole batches."""
+    """What is exported: plain tensor operations on whole batches.
+
+    It holds neither a given graph's edges nor the fingerprints of its rows.
+    """
 
     def __init__(self, fitted: Predictor) -> None:
         super().__init__()
-        self.search = CosineSearch(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
-        self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
-        # A program needs neither a given graph's edges nor the fingerprints of its rows.
         self.fitted = copy.deepcopy(fitted)
         self.fitted.given = self.fitted.search = None
+        self.points = None if fitted.search is None else nn.Buffer(_dense_points(fitted.search))
+        self.k, self.by_cosine = getattr(fitted.search, "k", 0), isinstance(fitted.search, SparseRowSearch)
+        self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
@@ -427,18 +425,36 @@ class Program(nn.Module):
         x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
         if edge_index is not None and edge_weight is not None:
             edges = RowEdges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], self.degree)
-        elif self.search is not None:
-            edges = RowEdges.nearest(self.search(x))
+        elif self.points is not None:
+            if self.by_cosine:
+                distance = -nn.functional.normalize(x, dim=1) @ self.points.T
+            else:
+                exact = "donot_use_mm_for_euclid_dist"
+                distance = torch.cdist(x.float().double(), self.points.double(), compute_mode=exact)
+            edges = RowEdges.nearest(distance.sort(dim=1, stable=True).indices[:, : self.k])
         return fitted(x, edges)
 
 
-def export_program(fitted: Predictor, path: str | Path, facts: dict[str, Any]) -> None:
-    """Writes the program to a ``.pt2`` file, whole or not at all; `facts` are what ``difformer.json`` in it holds."""
+def _dense_points(search: Search) -> Tensor:
+    """The rows to search among as a dense tensor, sparse ones with length 1."""
+    if isinstance(search, RowSearch):
+        return search.points
+    if search.shape[0] * search.shape[1] > LARGEST_DENSE:
+        raise UserError(
+            f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too many "
+            f"for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+        )
+    return nn.functional.normalize(torch.from_numpy(search.matrix.toarray()), dim=1)
+
+
+def export_program(estimator: Any, path: str | Path) -> None:
+    """Writes the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
     if Path(path).suffix != SUFFIX:
         raise UserError(
             f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "
             f"Other formats, ONNX among them, are not written; write for example {Path(path).stem or 'model'}{SUFFIX}"
         )
+    fitted = estimator.fitted_
     args: tuple[Tensor, ...] = (torch.zeros(3, fitted.scale.numel()),)
     shapes: tuple[Any, ...] = ({0: torch.export.Dim("rows", min=1)},)
     if fitted.given is not None:
@@ -448,4 +464,4 @@ def export_program(fitted: Predictor, path: str | Path, facts: dict[str, Any]) -
     with torch.no_grad():
         program = torch.export.export(Program(fitted), args, dynamic_shapes=shapes)
     with atomic_write(path) as stream:
-        torch.export.save(program, stream, extra_files={EXTRA: json.dumps(facts)})
+        torch.export.save(program, stream, extra_files={EXTRA: json.dumps(_texts(estimator))})

@@ -15,9 +15,8 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import check_consistent_length
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from difformer.data import is_missing
 from difformer.data.own.targets import gap_words, label_text
@@ -30,7 +29,7 @@ UNLABELLED = -1
 
 def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tuple[Array, Array]:
     """Classes in order, and for every row the number of its class or -1, also for rows of weight zero."""
-    labels = _column(y)
+    labels = column_or_1d(as_array(y), warn=True)
     check_consistent_length(x, labels)
     known = is_labelled(labels, warn=True) & (True if weight is None else weight > 0)
     if not known.any():
@@ -57,7 +56,7 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
 
 def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
     """Which rows are labelled ``[N]``, and their labels; -1 marks nothing if it is one of the fitted classes."""
-    labels = _column(y)
+    labels = column_or_1d(as_array(y), warn=True)
     known = is_labelled(labels, classes)
     if not known.any():
         raise UserError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
@@ -165,19 +164,3 @@ def as_array(y: Any) -> Array:
     if array.dtype.kind == "f" and hasattr(y, "to_list") and any(isinstance(label, int) for label in y.to_list()):
         return np.array(y.to_list(), dtype=object)
     return array.astype(object) if array.dtype.kind == "T" else array
-
-
-def _column(y: Any) -> Array:
-    """One label per row."""
-    array = as_array(y)
-    if array.ndim == 2 and array.shape[1] == 1:
-        warnings.warn(
-            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "
-            "(n_samples, ), for example using ravel().",
-            DataConversionWarning,
-            stacklevel=6,
-        )
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise UserError(f"y should be a 1d array, got an array of shape {array.shape} instead.")
-    return array

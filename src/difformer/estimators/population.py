@@ -106,14 +106,11 @@ def row_digests(x: Any) -> Array:
 
 
 def find_rows(digests: Array, among: Array) -> Array:
-    """``[M]``: for every digest the first row of `among` that has it, -1 where there is none."""
-    order = np.lexsort((among[:, 1], among[:, 0]))
-    known = among[order]
-    # Two 64-bit halves as one sortable value: structured arrays compare field by field.
-    halves = np.dtype([("first", np.uint64), ("second", np.uint64)])
-    known_pairs, pairs = (np.ascontiguousarray(part).view(halves).ravel() for part in (known, digests))
-    place = np.minimum(np.searchsorted(known_pairs, pairs), len(known) - 1)
-    return np.where((known[place] == digests).all(1), order[place], -1)
+    """``[M]``: for each digest, the first row of `among` with the same digest, or -1."""
+    both = np.concatenate([among, digests]).view("S16").ravel()  # 16 bytes are one sortable value
+    _, first, group = np.unique(both, return_index=True, return_inverse=True)
+    found = first[group[len(among) :]]
+    return np.where(found < len(among), found, -1)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
 from difformer.data.sparse_features import SPARSE_BELOW, from_scipy
 from difformer.estimators.population import RowScaling
-from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch, SparseRowSearch
+from difformer.estimators.row_graph import GivenGraph, RowEdges, Search
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
 from difformer.nn.conv import over_heads
@@ -38,7 +38,6 @@ from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
 Part = tuple[Features, RowEdges | None]
-Search = RowSearch | SparseRowSearch
 Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
@@ -96,9 +95,9 @@ def remember(
         assert isinstance(layer, DIFFormerConv)
         tol = DEFAULT_TOL if layer.backend == "polynomial" else None
         if k > 0:
-            rows = zip(z.split(sizes), source.split(sizes), parts, strict=True)
-            before = [(here, first, memories[-1].context(edges)) for here, first, (_, edges) in rows]
-            z = torch.cat([model.advance(k - 1, here, first, context=context) for here, first, context in before])
+            contexts = [memories[-1].context(edges) for _, edges in parts]
+            rows = zip(z.split(sizes), source.split(sizes), contexts, strict=True)
+            z = torch.cat([model.advance(k - 1, here, first, context=context) for here, first, context in rows])
         if landmarks is None or layer.diffusivity is None or adds_up(layer.diffusivity, tol):
             stored = store(layer, z, weight=mass, observed=joined, tol=tol)
         else:
@@ -112,9 +111,9 @@ def remember(
 
 
 class Predictor(nn.Module):
-    """Models in the context of their population; `members` are appended once they remember it.
+    """Models in the context of their population; answers are states if `embed`, probabilities if `softmax`, or values.
 
-    Answers are states if `embed`, probabilities if `softmax`, else values.
+    `members` are appended once they remember the population.
     """
 
     if TYPE_CHECKING:
@@ -188,9 +187,8 @@ _outside: list[int] = []  # the number of threads before any fit, one entry per 
 def threads_for(numbers: int) -> Iterator[None]:
     """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
 
-    Threads that share an operation wait for each other at its end: on a busy machine, a fit of a fifth of a second
-    takes a dozen seconds then. A Python thread inherits the number that another set last, so the number to return to is
-    that of the first of several running fits.
+    Threads that share a short operation spend their time waiting for each other on a busy machine. A Python thread
+    inherits the number that another set last, so what is restored is the number before the first of all running fits.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()

@@ -52,7 +52,7 @@ OPTIONS: dict[str, Rule] = {
     **dict.fromkeys(("directed", "transform_values", "standardize"), FLAG),
     **dict.fromkeys(("batch_size", "landmarks"), COUNT.or_none()),
     **dict.fromkeys(("dropout", "validation_fraction"), FRACTION.or_none()),
-    "diffusivity": Rule(lambda value: isinstance(value, str | Diffusivity), "a name or a Diffusivity"),
+    "diffusivity": Rule(lambda value: isinstance(value, str | Diffusivity), "a name or a Diffusivity").or_none(),
     "graph_weight": real("number in [0, 1]", lambda v: 0 <= v <= 1).or_none(),
     "step_size": real("number in (0, 1]", lambda v: 0 < v <= 1),
     "source_weight": FINITE,
@@ -77,8 +77,8 @@ class Recipe:
         self.model["transform"] = estimator.transform_values
         if estimator.dropout is None:
             self.model["dropout"] = DROPOUT if labels < ENOUGH else 0.0
-        if estimator.diffusivity in ("constant", "identity"):
-            self.model["backend"] = "auto"  # neither computes scores
+        if estimator.diffusivity in (None, "constant", "identity"):
+            self.model["backend"] = "auto"  # none of them computes scores
         if directed:
             self.model["graph_norm"] = "random_walk"
         self.seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
@@ -90,6 +90,8 @@ class Recipe:
     @property
     def pairs(self) -> bool:
         """Whether rows are compared pair by pair."""
+        if self.model["diffusivity"] is None:
+            return False
         form = form_of(score_key(self.model["diffusivity"], self.model["hidden_channels"]))
         return form not in LINEAR and self.model["backend"] != "polynomial"
 

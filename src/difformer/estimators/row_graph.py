@@ -10,10 +10,8 @@ Rows to predict continue the weights of `difformer.graph`: with a_j the weights 
 d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
 
 In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k; a fitted row is its own first
-neighbour. Which rows are nearest must not depend on how many are searched at once. Dense rows: a matrix product
-proposes k + 16 candidates, their distances are summed again, difference by difference, and ties go to the smaller
-index; a row whose candidates might not suffice is compared with all rows. Sparse rows: the cosine, every pair summed in
-the order of the fitted row's entries.
+neighbour. Nearness is Euclidean for dense rows and the cosine for sparse ones; the search is that of
+`difformer.data.knn`, whose answer for a row does not depend on the other rows that are searched with it.
 """
 
 from __future__ import annotations
@@ -28,16 +26,14 @@ from scipy import sparse
 from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
+from difformer.data.knn import nearest
 from difformer.data.own.graphs import edge_ends
-from difformer.data.sparse_features import to_scipy
+from difformer.data.sparse_features import from_scipy, to_scipy
 from difformer.errors import UserError
 from difformer.estimators.population import Array, find_rows, row_digests
 from difformer.graph import Graph
 from difformer.sparse import check_scipy
 
-SPARE = 16  # candidates beyond k
-AT_ONCE = 1 << 23  # pairs, or numbers in differences of pairs
-LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that an exported program may hold densely
 FOLDS = "For folds of a table use graph=RowGraph(X, graph)"
 
 
@@ -93,8 +89,7 @@ class RowGraph:
 
 def _ids(X: Any, x: Any) -> Array:
     """``[N, 2]`` fingerprints of features and, for a pandas frame, of the index."""
-    digests = row_digests(x)
-    index = getattr(X, "index", None)
+    digests, index = row_digests(x), getattr(X, "index", None)
     if index is None or callable(index):
         return digests
     import pandas as pd
@@ -103,7 +98,7 @@ def _ids(X: Any, x: Any) -> Array:
 
 
 def edges_of(matrix: Any, found: Array) -> Any:
-    """The edges of rows at these positions of a matrix; none, with a warning, for unknown rows (-1)."""
+    """Rows of a matrix at these positions; unknown rows (-1) have no edges, and a warning says so."""
     if unknown := int((found < 0).sum()):
         warnings.warn(
             f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
@@ -121,13 +116,10 @@ def receiving(matrix: Any, *, directed: bool) -> Any:
 
 
 def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
-    """A user's graph among `rows` rows as a scipy CSR matrix, float64.
+    """A user's graph among `rows` rows as a scipy CSR matrix, float64, after checks of its size, ends and weights.
 
     For new rows, `fitted` is the number of fitted ones. The matrix is then ``[rows, fitted]``, and its row i holds the
     weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
-
-    Raises:
-        UserError: If it is of another size, points outside the rows, or has negative or non-finite weights.
     """
     shape = (rows, rows if fitted is None else fitted)
     if isinstance(graph, Graph):
@@ -139,15 +131,17 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
         kind = f"a matrix of shape {matrix.shape}"
     else:
         matrix = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
-        table, whole = matrix.ndim == 2, matrix.dtype.kind in "iu" or not matrix.size
-        kind = f"an array of shape {matrix.shape} and {matrix.dtype}" if table else f"a {type(graph).__name__}"
-        if matrix.shape == shape and shape[0] == 2 and whole:
+        listed = matrix.ndim == 2 and 2 in matrix.shape and (matrix.dtype.kind in "iu" or not matrix.size)
+        kind = (
+            f"an array of shape {matrix.shape} and {matrix.dtype}" if matrix.ndim == 2 else f"a {type(graph).__name__}"
+        )
+        if matrix.shape == shape and shape[0] == 2 and listed:
             raise UserError(
                 f"graph of shape {shape} and {matrix.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
                 f"pass a scipy sparse matrix, or a matrix of floats",
                 argument="graph",
             )
-        if matrix.shape != shape and whole and table and 2 in matrix.shape:
+        if matrix.shape != shape and listed:
             matrix = _from_index(graph, shape, fitted)
     if matrix.shape != shape or (fitted is not None and isinstance(graph, Graph)):
         expected = (
@@ -157,9 +151,8 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
             else f"whose row i holds the weights of the edges from the {fitted} fitted rows to row i of X, or an "
             f"edge_index (2, E), fitted rows first"
         )
-        raise UserError(
-            f"graph has the wrong size: got {kind}; expected a matrix of shape {shape} {expected}", argument="graph"
-        )
+        problem = f"graph has the wrong size: got {kind}; expected a matrix of shape {shape} {expected}"
+        raise UserError(problem, argument="graph")
     if sparse.issparse(matrix):
         check_scipy(matrix, "graph")
     matrix = sparse.csr_array(matrix).astype(np.float64)
@@ -174,7 +167,7 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
 
 
 def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
-    """Of an ``edge_index`` or pairs; new rows receive, and are the rows of the matrix."""
+    """The matrix of an ``edge_index`` or pairs; new rows receive, and are the rows of the matrix."""
     ends, note = edge_ends(graph)
     if note is not None:
         warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
@@ -192,7 +185,7 @@ def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
 
 @dataclass(frozen=True)
 class RowEdges:
-    """Observed edges from fitted rows to some rows, normalised."""
+    """Normalised edges from fitted rows to some rows."""
 
     row: Tensor  # [E] which of the rows receives
     source: Tensor  # [E] the fitted row that sends
@@ -225,15 +218,13 @@ class CsrBuffers(nn.Module):
 
     def __init__(self, matrix: Any) -> None:
         super().__init__()
-        rows = sparse.csr_array(matrix)
-        self.shape = rows.shape
-        for name, part in (("data", rows.data.astype(np.float64)), ("indices", rows.indices), ("indptr", rows.indptr)):
-            self.register_buffer(name, torch.from_numpy(np.array(part)))
+        rows = sparse.csr_array(matrix, dtype=np.float64)
+        self.shape, parts = rows.shape, (rows.data, rows.indices, rows.indptr)
+        self.data, self.indices, self.indptr = (nn.Buffer(torch.from_numpy(np.array(part))) for part in parts)
 
     @property
     def matrix(self) -> Any:
-        parts = tuple(getattr(self, name).numpy() for name in ("data", "indices", "indptr"))
-        return sparse.csr_array(parts, shape=self.shape)
+        return sparse.csr_array((self.data.numpy(), self.indices.numpy(), self.indptr.numpy()), shape=self.shape)
 
 
 class GivenGraph(CsrBuffers):
@@ -272,100 +263,39 @@ class GivenGraph(CsrBuffers):
 
 
 class RowSearch(nn.Module):
-    """Search for k neighbours among fitted dense rows ``points [n, F]``, scaled."""
+    """Search for the k nearest of fitted dense rows ``points [n, F]``, scaled, by their distance."""
 
-    def __init__(self, points: Tensor, k: int) -> None:
+    def __init__(self, points: Any, k: int) -> None:
         super().__init__()
-        self.k, self.points = k, nn.Buffer(points.float())
+        self.k, self.points = k, nn.Buffer(torch.as_tensor(points).float())
 
     def forward(self, x: Any) -> Tensor:
         """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
-        if not isinstance(x, Tensor):
-            x = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
-        x, points = x.float(), self.points.shape[0]  # as the points are: a fitted row is at distance 0 from itself
-        wanted = min(self.k + SPARE, points)
-        if torch.compiler.is_exporting():
-            return self._refined(x, self._rough(x).topk(wanted, largest=False).indices)[0]
-        at_once = max(1, AT_ONCE // max(points, wanted * x.shape[1]))
-        return torch.cat([self._nearest(part, wanted) for part in x.split(at_once)]) if x.shape[0] else x.new_empty(0)
-
-    def _rough(self, x: Tensor) -> Tensor:
-        """½‖a - b‖² less ½‖a‖², in double precision."""
-        points = self.points.double()
-        return torch.addmm(points.square().sum(1) / 2, x.double(), points.T, alpha=-1)
-
-    def _refined(self, x: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """The k nearest among ``candidates [M, m]``, by distances that depend only on the two rows."""
-        candidates = candidates.sort(1).values
-        squares = (x.unsqueeze(1).double() - self.points[candidates].double()).square().sum(-1)
-        near, order = squares.sort(dim=1, stable=True)
-        return candidates.gather(1, order[:, : self.k]), near[:, : self.k]
-
-    def _nearest(self, x: Tensor, wanted: int) -> Tensor:
-        values, candidates = self._rough(x).topk(wanted, largest=False)
-        found, near = self._refined(x, candidates)
-        if wanted == self.points.shape[0]:
-            return found
-        # Up to rounding of the product, rows that were not proposed lie beyond this.
-        size = x.double().norm(dim=1) + self.points.double().norm(dim=1).max()
-        slack = (self.points.shape[1] + 8) * torch.finfo(torch.float64).eps * size.square()
-        beyond = 2 * values[:, -1] + x.double().square().sum(1)
-        all_rows = torch.arange(self.points.shape[0], device=x.device)
-        for row in (near[:, -1] >= beyond - slack).nonzero().flatten().tolist():
-            found[row] = self._refined(x[row : row + 1], all_rows.unsqueeze(0))[0][0]
-        return found
+        wide = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
+        rows = wide.float()  # the precision of the points: a fitted row is at distance 0 from itself
+        if not rows.isfinite().all():
+            raise UserError(
+                f"X holds values that are up to {float(wide.abs().max()):.3g} after scaling, while neighbours are "
+                f"searched among values below {torch.finfo(rows.dtype).max:.1g}; check the units of these rows",
+                argument="X",
+            )
+        return nearest(self.points, self.k, "euclidean", rows)[0]
 
 
 class SparseRowSearch(CsrBuffers):
-    """Search among fitted sparse rows, scipy CSR, by their cosine."""
+    """Search for the k nearest of fitted sparse rows, scipy CSR, by their cosine."""
 
     def __init__(self, points: Any, k: int) -> None:
         super().__init__(points)
-        self.k, self._units = k, None
+        self.k = k
 
     def forward(self, x: Any) -> Tensor:
-        """``[M, k]`` indices of the nearest fitted rows, nearest first."""
-        self._units = _unit(self.matrix) if self._units is None else self._units
-        rows = _unit(sparse.csr_array(x))
-        found, size = np.empty((rows.shape[0], self.k), dtype=np.int64), max(1, AT_ONCE // max(1, *self.shape))
-        for start in range(0, rows.shape[0], size):
-            distance = -(self._units @ rows[start : start + size].T.toarray()).T
-            last = np.partition(distance, self.k - 1, axis=1)[:, self.k - 1 : self.k]
-            for i, near in enumerate(distance <= last):
-                candidates = np.flatnonzero(near)
-                found[start + i] = candidates[np.argsort(distance[i, candidates], kind="stable")[: self.k]]
-        return torch.from_numpy(found)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_units": None}
+        return nearest(from_scipy(self.matrix), self.k, "cosine", from_scipy(sparse.csr_array(x)))[0]
 
 
-def _unit(x: Any) -> Any:
-    """Rows of length one; empty rows stay empty."""
-    row = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-    # bincount adds in the order of the entries: equal rows have equal norms, to the bit.
-    norm = np.sqrt(np.bincount(row, weights=x.data**2, minlength=x.shape[0]))
-    return sparse.csr_array((x.data / np.where(norm > 0, norm, 1.0)[row], x.indices, x.indptr), shape=x.shape)
+Search = RowSearch | SparseRowSearch
 
 
-def search_among(points: Any, k: int) -> RowSearch | SparseRowSearch:
+def search_among(points: Any, k: int) -> Search:
     """A search among scaled rows, dense or CSR."""
-    return SparseRowSearch(points, k) if sparse.issparse(points) else RowSearch(torch.from_numpy(points), k)
-
-
-class CosineSearch(nn.Module):
-    """`SparseRowSearch` in plain tensor operations, for dense rows: what an exported program does."""
-
-    def __init__(self, search: SparseRowSearch) -> None:
-        super().__init__()
-        if search.shape[0] * search.shape[1] > LARGEST_DENSE:
-            raise UserError(
-                f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
-                f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
-            )
-        self.k, self.points = search.k, nn.Buffer(torch.from_numpy(_unit(search.matrix).toarray()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Ties go to the smaller index, as in the search itself.
-        cosine = nn.functional.normalize(x, dim=1) @ self.points.T
-        return (-cosine).sort(dim=1, stable=True).indices[:, : self.k]
+    return (SparseRowSearch if sparse.issparse(points) else RowSearch)(points, k)

@@ -1,24 +1,18 @@
 r"""Training on a table, and the choices made on held-out labels: graph, number of steps, temperature, linear part.
 
-=====================  ======================================================================================
-labelled rows          held out
-=====================  ======================================================================================
-`ENOUGH` or more       a tenth of them, once; they end every run, choose the graph and the temperature
-`JUDGES` or more       each in one of `FOLDS` folds; the folds choose graph, steps and temperature, and then
-                       the models are trained on all labelled rows
-fewer                  none: `steps` steps, the neighbour graph (if asked for), and a cautious temperature
-=====================  ======================================================================================
+With `ENOUGH` labelled rows or more, a tenth is held out once; it ends every run and chooses graph and temperature. With
+`JUDGES` or more, `FOLDS` folds choose graph, steps and temperature, and then the models are trained on all labelled
+rows. With fewer, nothing is held out. A `validation_fraction` that is given is held out once in any case.
 
-A `validation_fraction` that is given is held out once, whatever the number of labelled rows. A graph is kept only if
-held-out rows are predicted at least as well with it as without: by the log loss of calibrated probabilities, or by the
-squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards
-`CAUTIOUS` as `PRIOR` observations would draw it.
+A graph is kept only if held-out rows are predicted at least as well with it as without: by the log loss of calibrated
+probabilities, or by the squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log
+loss, drawn towards `CAUTIOUS` as `PRIOR` observations would draw it.
 
 A regression has a linear part, beside which the models learn the rest: for each target t,
 
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
-w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty; the models are trained on
+w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty. The models are trained on
 its residuals, and γ is the share of their outputs that predicts held-out rows best, zero unless the gain is more than
 three standard errors. So a regressor is a ridge regression where a target is linear in the features.
 """
@@ -33,16 +27,16 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.data import Split, Task, index_split
 from difformer.estimators.recipe import ENOUGH, Recipe
 from difformer.nn import DIFFormer
-from difformer.nn.context import as_structure
 from difformer.training import EpochEvent, RunRecord
 from difformer.training.devices import resolve
-from difformer.training.feeds import BatchesFeed, Feed, Inputs, NodesFeed, features, graph_of
+from difformer.training.feeds import BatchesFeed, Inputs, NodesFeed, features, graph_of
 from difformer.training.loop import Trainer
 from difformer.training.metrics import Metric
 from difformer.training.randomness import private_rng
@@ -77,24 +71,17 @@ class LinearPart:
     @staticmethod
     def of(table: Any, target: Tensor, rows: Tensor, weight: Tensor | None) -> LinearPart:
         """Fitted to some rows of a table of scaled features ``[n, F]`` and targets ``[n, T]``, NaN where unknown."""
-        columns, chosen = table.shape[1], rows.numpy()
-        y = target[rows].double().numpy()
-        w = np.ones(len(chosen)) if weight is None else weight[rows].double().numpy()
-        coefficients, intercepts = np.zeros((columns, y.shape[1])), np.zeros(y.shape[1])
+        y, dense = target[rows].double().numpy(), not sparse.issparse(table)
+        w = np.ones(len(y)) if weight is None else weight[rows].double().numpy()
+        coefficients, intercepts = np.zeros((table.shape[1], y.shape[1])), np.zeros(y.shape[1])
         for t in range(y.shape[1]):
-            known = ~np.isnan(y[:, t]) & (w > 0)
-            if not known.any():
+            if not (known := ~np.isnan(y[:, t]) & (w > 0)).any():
                 continue
-            x, share = table[chosen[known]], w[known] / w[known].sum()
-            mean, deviation = np.zeros(columns), np.ones(columns)
-            if not sparse.issparse(x):
-                mean = share @ x
-                deviation = np.sqrt(share @ np.square(x - mean))
-                deviation[deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)] = np.inf  # constant among these rows
-                x = (x - mean) / deviation
+            scaler = StandardScaler(with_mean=dense, with_std=dense)
+            x = scaler.fit_transform(table[rows.numpy()[known]], sample_weight=w[known])
             ridge = Ridge().fit(x, y[known, t], sample_weight=w[known])
-            coefficients[:, t] = ridge.coef_ / deviation
-            intercepts[t] = ridge.intercept_ - mean @ coefficients[:, t]
+            coefficients[:, t] = ridge.coef_ / (scaler.scale_ if dense else 1.0)
+            intercepts[t] = ridge.intercept_ - (scaler.mean_ @ coefficients[:, t] if dense else 0.0)
         return LinearPart(*(torch.from_numpy(part) for part in (coefficients, intercepts, np.ones(y.shape[1]))))
 
     def predict(self, table: Any) -> Tensor:
@@ -139,8 +126,8 @@ def train(
         y = (y - linear.predict(problem.table)).float()
     outputs = int(y.max()) + 1 if problem.classes else y.shape[1]
     kind: Any = "multiclass" if problem.classes else "regression"
-    metric, protocol = "accuracy" if problem.classes else "mse", "rows of a table, some of them labelled"
-    task = Task("estimator", "nodes", kind, metric, protocol, problem.x, y, (split,), outputs, *edges)
+    metric = "accuracy" if problem.classes else "mse"
+    task = Task("estimator", "nodes", kind, metric, "rows of a table", problem.x, y, (split,), outputs, *edges)
     fed, loss, device = task, None, resolve(recipe.options.device)
     if problem.weight is not None:  # one more column of the targets, so that any batch has it
         packed = torch.cat([y.double().reshape(len(y), -1), problem.weight.double().unsqueeze(1)], 1)
@@ -150,13 +137,11 @@ def train(
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
     batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
     config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
-    options = dict(recipe.model)
     with private_rng(seed):
-        model = DIFFormer(columns, options.pop("hidden_channels"), outputs, **options)
+        model = DIFFormer(columns, out_channels=outputs, **recipe.model)
     model.to(device)
-    feed: Feed = PopulationFeed(fed, split, device, problem.mass)
-    if batch is not None:
-        feed = PartsFeed(fed, split, config, seed, device)
+    mass = None if problem.mass is None else (problem.mass / problem.mass.mean()).float()
+    feed = PartsFeed(fed, split, config, seed, device) if batch else NodesFeed(fed, split, device, mass)
     chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
     shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
@@ -170,27 +155,6 @@ def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOG_LOSS = Metric("log loss", False, ("multiclass",), log_loss)
-
-
-@dataclass(frozen=True)
-class WeightedRows(Inputs):
-    """All rows, as senders that count with their mass."""
-
-    mass: Tensor | None = None
-
-    def outputs(self, model: nn.Module) -> Tensor:
-        return model(self.x, context=as_structure(self.x.shape[0], self.graph, weight=self.mass))
-
-
-class PopulationFeed(NodesFeed):
-    """All rows in every pass; `mass` says how often each counts in the exchange, None for once."""
-
-    def __init__(self, task: Task, split: Split, device: torch.device, mass: Tensor | None) -> None:
-        super().__init__(task, split, device)
-        if mass is not None:
-            scaled = (mass / mass.mean()).float().to(device)
-            self.inputs = WeightedRows(self.inputs.x, self.inputs.graph, mass=scaled)
-            self._step = replace(self._step, inputs=self.inputs)
 
 
 class PartsFeed(BatchesFeed):
@@ -216,7 +180,7 @@ def weighted_loss(*, classes: bool) -> Callable[[Tensor, Tensor], Tensor]:
         else:
             known = ~wanted.isnan()
             each, weight = torch.where(known, outputs - wanted, 0.0).square(), weight * known
-        # A mini-batch may hold rows of weight zero only; its loss is then zero.
+        # The rows of a mini-batch may all have weight zero; its loss is then zero.
         return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)
 
     return loss
@@ -231,7 +195,6 @@ class Progress:
     printed: int = 0
 
     def on_epoch(self, event: EpochEvent) -> None:
-        """Called after every evaluation."""
         if (tenth := event.epoch * LINES // event.epochs) > self.printed:
             self.printed = tenth
             held_out = "" if event.valid_metric != event.valid_metric else f", held out {event.valid_metric:.4f}"
@@ -246,41 +209,35 @@ class Judged:
     loss: float | None  # log loss at the best temperature, or squared error of scaled targets; None if not judged
     temperature: float = 1.0  # of probabilities
     words: str = ""  # the same as text
-    warning: str | None = None  # if a constant predicts as well
+    warning: str = ""  # if a constant predicts as well
     share: Tensor | None = None  # [T] the best share of the models' outputs beside a linear part
 
 
 def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged:
-    """Judges runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
+    """Judge runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
     rows = torch.cat([split.valid for split, _ in tried])
     each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
-    logits, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
+    outputs, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
     mass, weight = (ones if w is None else w[rows].double() for w in (problem.mass, problem.weight))
+    enough, counted = len(target) >= WITNESSES, f"{len(target)} held-out"
     if problem.classes:
-        return _judge_classes(logits, target, weight, mass)
-    linear = torch.zeros_like(target, dtype=torch.float64)
+        temperature, loss = fit_temperature(outputs, target, weight)
+        right = float((mass * (outputs.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
+        counts = torch.zeros(outputs.shape[-1], dtype=torch.float64).index_add(0, target, mass)
+        majority = float(counts.max() / mass.sum())
+        # Class weights prefer rare classes on purpose.
+        poor = right <= majority and enough and torch.equal(weight, mass)
+        warning = (
+            f"the model is no better than the most frequent class: accuracy {right:.3f} on {counted} labelled rows, of "
+            f"which the most frequent class has {majority:.3f}; the features may not tell the classes apart, or there "
+            f"are too few labels"
+        )
+        words = f"log loss {loss:.4f}, accuracy {right:.4f} on {counted} rows"
+        return Judged(loss, temperature, words, warning if poor else "")
+    outputs, target = outputs.mean(0), target.double()
+    linear = torch.zeros_like(target)
     if problem.table is not None:  # all runs on a split have the same linear part
         linear = torch.cat([runs[0].linear.predict(problem.table[split.valid.numpy()]) for split, runs in tried])  # type: ignore[union-attr]
-    return _judge_values(logits.mean(0), target.double(), weight, linear)
-
-
-def _judge_classes(logits: Tensor, target: Tensor, weight: Tensor, mass: Tensor) -> Judged:
-    temperature, loss = fit_temperature(logits, target, weight)
-    share = float((mass * (logits.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
-    counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, mass)
-    majority, warning = float(counts.max() / mass.sum()), None
-    # Class weights prefer rare classes on purpose.
-    if share <= majority and len(target) >= WITNESSES and torch.equal(weight, mass):
-        warning = (
-            f"the model is no better than the most frequent class: accuracy {share:.3f} on {len(target)} held-out "
-            f"labelled rows, of which the most frequent class has {majority:.3f}; the features may not tell the "
-            f"classes apart, or there are too few labels"
-        )
-    words = f"log loss {loss:.4f}, accuracy {share:.4f} on {len(target)} held-out rows"
-    return Judged(loss, temperature, words, warning)
-
-
-def _judge_values(outputs: Tensor, target: Tensor, weight: Tensor, linear: Tensor) -> Judged:
     share = best_share(outputs, target - linear, weight)
     known, wanted = (~target.isnan()) * weight.unsqueeze(1), target.nan_to_num()
     mean = (wanted * known).sum(0) / known.sum(0).clamp_min(TINY)
@@ -288,20 +245,19 @@ def _judge_values(outputs: Tensor, target: Tensor, weight: Tensor, linear: Tenso
         float(((found - wanted).square() * known).sum() / known.sum().clamp_min(TINY))
         for found in (linear + share * outputs, mean)
     )
-    warning = None
-    if loss >= constant and len(target) >= WITNESSES:
-        warning = (
-            f"the model is no better than the mean: squared error {loss:.3f} on {len(target)} held-out labelled "
-            f"rows (targets scaled to variance one), where their mean has {constant:.3f}; the features may say "
-            f"nothing about the targets, or there are too few labels"
-        )
-    return Judged(loss, 1.0, f"squared error {loss:.4f} on {len(target)} held-out rows", warning, share)
+    warning = (
+        f"the model is no better than the mean: squared error {loss:.3f} on {counted} labelled rows (targets scaled "
+        f"to variance one), where their mean has {constant:.3f}; the features may say nothing about the targets, or "
+        f"there are too few labels"
+    )
+    poor = loss >= constant and enough
+    return Judged(loss, 1.0, f"squared error {loss:.4f} on {counted} rows", warning if poor else "", share)
 
 
 def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
     """γ ``[T]``: least squares on held-out rows, clipped to [0, 1]; zero if the gain is within three standard errors.
 
-    `outputs` are those of the models, and `left` is what the linear part leaves over, NaN where unknown.
+    `left` is what the linear part leaves over, NaN where unknown.
     """
     known, left = (~left.isnan()) * weight.unsqueeze(1), left.nan_to_num()
     share = (outputs * left * known).sum(0) / (outputs.square() * known).sum(0).clamp_min(TINY)
@@ -336,24 +292,26 @@ def train_and_choose(
     held_out = hold_out(problem, share, recipe.seed)
     once = held_out.valid.numel() > 0
     splits = [held_out] if once else make_folds(problem, recipe.seed)
+    side, runs, found = next(iter(sides)), list[Run](), Judged(None, CAUTIOUS if problem.classes else 1.0)
     if splits:
-        tried, judged = {}, {}
+        tried: dict[Side, list[Run]] = {}
+        judged: dict[Side, Judged] = {}
         for side, edges in sides.items():
             label = f"model 1 of {count} {NAMES[side]}" if once else ""
             tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
             judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
-        for side, found in judged.items():
-            recipe.say(f"{NAMES[side]}: {found.words}")
+        for side, one in judged.items():
+            recipe.say(f"{NAMES[side]}: {one.words}")
         side = min(judged, key=lambda side: judged[side].loss or 0.0)
-        runs, answer = tried[side] if once else [], judged[side]
-        if not once:
+        found = judged[side]
+        if once:
+            runs = tried[side]
+        else:
             steps = best_steps(tried[side], splits, steps)
-    else:
-        side, runs, answer = next(iter(sides)), [], Judged(None, CAUTIOUS if problem.classes else 1.0)
     for i in range(len(runs), count):
         label = f"model {i + 1} of {count}"
         runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=label))
-    return runs, side, judge(problem, [(held_out, runs)]) if once else answer
+    return runs, side, judge(problem, [(held_out, runs)]) if once else found
 
 
 def best_steps(runs: list[Run], splits: list[Split], most: int) -> int:
@@ -365,7 +323,7 @@ def best_steps(runs: list[Run], splits: list[Split], most: int) -> int:
 
 
 def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
-    """Holds out the same fraction of the labelled rows of every class; at least one row per class is trained on."""
+    """Hold out the same fraction of the labelled rows of every class; at least one row per class is trained on."""
     classes, order = _shuffled(problem, seed)
     counts = np.bincount(classes)
     quota = np.minimum(np.floor(fraction * counts + 1e-9), np.maximum(counts - 1, 0)).astype(np.int64)
@@ -381,15 +339,11 @@ def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
 
 
 def make_folds(problem: TableProblem, seed: int) -> list[Split]:
-    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out.
-
-    The only row of a class is always trained on.
-    """
-    classes, order = _shuffled(problem, seed)
+    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out."""
+    (classes, order), rows = _shuffled(problem, seed), problem.labelled
     fold = np.empty(len(classes), dtype=np.int64)
     fold[order] = np.arange(len(classes)) % FOLDS
-    fold[(np.bincount(classes) == 1)[classes]] = -1
-    rows = problem.labelled
+    fold[(np.bincount(classes) == 1)[classes]] = -1  # the only row of a class is always trained on
     if (fold >= 0).sum() < JUDGES:
         return []
     return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
