@@ -103,6 +103,7 @@ def test_names_of_nodes_and_graphs_stand_beside_their_numbers(tmp_path):
         ("nodes", 60, "no instance 60"),
         ("nodes", (2, 3), "'blocks' has no snapshots"),
         ("series", "99:1", "no snapshot '99'"),
+        ("series", (1, 2, 3), "expected 2"),
         ("graphs", "50", "no graph '50'"),
     ],
 )

@@ -7,9 +7,10 @@ import torch
 
 from difformer import DIFFormer
 from difformer.diffusion import penalty
-from difformer.report.gather import Scene, draw, said
-from difformer.report.layers import LayerEnergies, chance, latent_layers, layer_energies, verdict
+from difformer.report.gather import Scene, draw, sample_note
+from difformer.report.layers import LayerEnergies, chance, latent_layers, layer_energies
 from difformer.report.maps import GRID, project
+from difformer.report.page import verdict
 from difformer.training.feeds import Inputs, graph_of
 
 
@@ -120,8 +121,8 @@ def test_samples_hold_every_class_and_what_is_asked_for():
     assert {3, 17} <= set(kept.tolist())
     assert torch.equal(kept, draw(1000, 50, classes, always=[3]))
     assert torch.equal(draw(5, 50), torch.arange(5))
-    assert said(50, 1000, "nodes") == "50 of 1,000 nodes are shown, drawn at random (seed 0)."
-    assert said(5, 5, "nodes") == ""
+    assert sample_note(50, 1000, "nodes") == "50 of 1,000 nodes are shown, drawn at random (seed 0)."
+    assert sample_note(5, 5, "nodes") == ""
 
 
 def test_maps_keep_distances_and_follow_each_other():

@@ -130,6 +130,19 @@ def test_the_column_that_decides_is_the_important_one(informed):
     assert abs(found.losses[1]) < 0.1
 
 
+def test_columns_that_are_tried_follow_from_the_size_of_the_task(workshop, monkeypatch):
+    from difformer.report import quality
+
+    path, task = workshop.run("nodes")
+    material = gather(path, task=task)
+    numbers = 60 * 5 + 60**2  # features, and the pairs that difformer-a compares
+    for affordable, tried in ((1, 4), (5 * 3 * numbers - 1, 4), (5 * 3 * numbers, 5)):
+        monkeypatch.setattr(quality, "SHUFFLED", affordable)
+        found = column_importance(material)
+        assert len(found.names) == tried
+        assert found.note == ("4 of 5 columns were tried, those with the largest gradients." if tried < 5 else "")
+
+
 def test_rows_come_back_in_original_units(informed):
     path, task = informed
     (cells,) = original_cells(task, torch.tensor([3]), [["noise", "amount"]])
@@ -326,7 +339,7 @@ def test_the_sentence_names_what_matters_and_sums_up_the_rest():
     found = Attribution(0.71, 0.15, columns, neighbours, 0.0, 0.0)
     assert sentence(nodes_task(), "churns", found) == (
         "Predicted churns (0.71; 0.15 with average features): late_payments (+0.31), support_calls (+0.12), 2 other "
-        "columns (+0.00); neighbours Ewa Silva and Ivan Rossi (+0.18), Jo (-0.05), 1 other (+0.00)."
+        "columns (0.00); neighbours Ewa Silva and Ivan Rossi (+0.18), Jo (-0.05), 1 other (0.00)."
     )
     alone = Attribution(0.71, 0.65, {"age": 0.02}, {}, 0.04, 0.0)
     assert sentence(nodes_task(), "churns", alone) == (

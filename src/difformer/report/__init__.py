@@ -1,6 +1,6 @@
 """Reports on runs: one HTML page, one prediction explained, and runs side by side.
 
-Names are resolved on first use. `write_report` needs plotly and jinja2 (extra ``report``); the other two need neither.
+Names are resolved on first use. `write_report` needs plotly and jinja2 (extra ``report``); the others need neither.
 """
 
 from __future__ import annotations
@@ -21,5 +21,10 @@ ATTENTION_OFF = "attention-off"  # ends the name of a run folder beside another:
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
-    {"comparison": "Comparison compare_runs", "explanation": "Explanation explain_node", "page": "Report write_report"},
+    {
+        "comparison": "Comparison compare_runs",
+        "explanation": "Explanation explain_node",
+        "page": "Report write_report",
+    },
+    modules="layers",
 )

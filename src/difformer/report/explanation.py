@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +100,20 @@ def explain_node(
 def explain_nodes(loaded: Loaded, nodes: Sequence[Place], target: int | str | None = None) -> list[Explanation]:
     """Several predictions of a run that is loaded."""
     task, found = loaded.task, []
-    scenes: dict[int | None, Scene] = {}
+    scene_of = cache(partial(gather.make_scene, loaded, with_states=False))
     for node in nodes:
         number, place, chosen = locate(loaded, node)
-        if number not in scenes:
-            scenes[number] = gather.make_scene(loaded, number, with_states=False)
-        scene = scenes[number]
+        scene = scene_of(number)
         with torch.no_grad():
             outputs = scene.inputs.outputs(loaded.model)[place or 0].float().cpu()
         name = title = gather.name_of(task, number if place is None else place)  # type: ignore[arg-type]
         if number is not None:
             where = f"graph {number}" if place is None else f"node {place} of snapshot {number}{chosen}"
             title = where if where == name or where.startswith(f"{name} of ") else f"{name} ({where})"
-        said = _texts(task, outputs, task.y[tuple(at for at in (number, place) if at is not None)])
+        prediction, wanted = _texts(task, outputs, task.y[tuple(at for at in (number, place) if at is not None)])
         parts = attribute(loaded, scene, place, _column(task, outputs, target))
-        rest = sentence(task, said[0], parts), remainder(task, parts)
-        found.append(Explanation(name, place, number, *said, title, parts, *rest))
+        rest = title, parts, sentence(task, prediction, parts), remainder(task, parts)
+        found.append(Explanation(name, place, number, prediction, wanted, *rest))
     return found
 
 
@@ -130,30 +128,29 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
         found = start + find(node, task.num_instances - start, task.instance_names[start:], what)
         return (found, None, "") if graphs else (None, found, "")
     names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
-    first: int | str | None = None
+    if isinstance(node, str) and node not in names and ":" in node:  # a name may have a colon in it
+        first, _, second = node.rpartition(":")
+        node = first, second  # type: ignore[assignment]
     if isinstance(node, tuple):
-        first, node = node
-    elif isinstance(node, str) and node not in names and ":" in node:  # a name may have a colon in it
-        first, _, node = node.rpartition(":")
-    second = find(node, task.num_nodes, names, "node")
-    if first is not None:
-        return find(first, task.num_instances, (), "snapshot"), second, ""
-    part, rows = gather.usual_part(loaded.split)
-    number = int(rows.max()) if rows.numel() else task.num_instances - 1
-    return number, second, f", the last of the {part} part" if rows.numel() else ", the last"
+        snapshot, node = node
+        place = find(node, task.num_nodes, names, "node")
+        return find(snapshot, task.num_instances, (), "snapshot"), place, ""
+    place, (part, rows) = find(node, task.num_nodes, names, "node"), gather.usual_part(loaded.split)
+    if not rows.numel():
+        return task.num_instances - 1, place, ", the last"
+    return int(rows.max()), place, f", the last of the {part} part"
 
 
 def find(word: int | str, count: int, names: Sequence[str], what: str, argument: str = "node") -> int:
     """By name or number; a whole number from Python is a number, a text is a name first."""
-    if isinstance(word, str) and word in names:
-        places = [place for place, name in enumerate(names) if name == word]
-        if len(places) > 1:
-            shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
-            said = f"{len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
-            raise UserError(f"{argument}: {said}")
-        return places[0]
-    if str(word).isdecimal() and int(word) < count:
-        return int(word)
+    places = [place for place, name in enumerate(names) if name == word]
+    if len(places) > 1:
+        shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
+        raise UserError(
+            f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
+        )
+    if places or (str(word).isdecimal() and int(word) < count):
+        return places[0] if places else int(word)
     hint = did_you_mean(word, names) if isinstance(word, str) and not word.isdecimal() else ""
     known = f"{'E' if hint else 'e'}xpected {f'names such as {names[0]!r}, or ' if names else ''}a number"
     raise UserError(f"{argument}: there is no {what} {word!r}; {hint}{known} from 0 to {count - 1}")
@@ -271,21 +268,26 @@ def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
     if found is None:
         return f"Predicted {prediction}."
     form = ".3g" if task.problem == "regression" else ".2f"
+
+    def signed(effect: float) -> str:
+        text = f"{effect:+{form}}"
+        return text if float(text) else text[1:]  # no sign of what is rounded to zero
+
     least = LEAST * sum(map(abs, [*found.columns.values(), *found.neighbours.values(), found.others]))
     named, rest = _largest_named(found.columns, least)
-    listed = [f"{name} ({effect:+{form}})" for name, effect in named]
+    listed = [f"{name} ({signed(effect)})" for name, effect in named]
     if more := len(found.columns) - len(named):
-        listed.append(f"{more} other column{'s' * (more > 1)} ({rest:+{form}})")
+        listed.append(f"{more} other column{'s' * (more > 1)} ({signed(rest)})")
     parts = [", ".join(listed)]
     if found.neighbours:
         named, rest = _largest_named(found.neighbours, least)
         same = [[one for one in named if sign * one[1] > 0] for sign in (1, -1)]
-        listed = [f"{_joined([n for n, _ in some])} ({sum(v for _, v in some):+{form}})" for some in same if some]
+        listed = [f"{_joined([n for n, _ in some])} ({signed(sum(v for _, v in some))})" for some in same if some]
         if more := len(found.neighbours) - len(named):
-            listed.append(f"{more} {'other' + 's' * (more > 1) if named else 'in all'} ({rest:+{form}})")
+            listed.append(f"{more} {'other' + 's' * (more > 1) if named else 'in all'} ({signed(rest)})")
         parts.append(f"neighbour{'s' * (len(found.neighbours) > 1)} {', '.join(listed)}")
     if abs(found.others) >= least and found.others:
-        parts.append(f"all other instances ({found.others:+{form}})")
+        parts.append(f"all other instances ({signed(found.others)})")
     value = "" if task.problem == "regression" else f"{found.value:{form}}; "
     prediction += f"; {found.explained}" if found.explained else ""
     return f"Predicted {prediction} ({value}{found.base:{form}} with average features): {'; '.join(parts)}."

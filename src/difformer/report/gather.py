@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ DENSE_ENTRIES = 50_000_000  # of features; larger ones are not examined column b
 class Material:
     """A run with everything that a report looks at."""
 
-    folder: RunFolder  # the run folder
+    folder: RunFolder
     loaded: Loaded  # the model of the seed that is shown
     seed: int  # that seed
     predictions: tuple[Predictions, ...]  # of every seed with a result, the shown one first
@@ -60,15 +61,11 @@ class Material:
     @property
     def classes(self) -> Tensor | None:
         """Class of every instance of a task on nodes, -1 if unknown; None if there are no classes to compare."""
-        task = self.task
-        if task.kind != "nodes":
-            return None
-        if task.problem == "multiclass":
+        task, flat = self.task, self.task.y.reshape(-1)
+        if task.kind == "nodes" and task.problem == "multiclass":
             return task.y
-        if task.problem == "multilabel" and task.num_outputs == 1:
-            flat = task.y.reshape(-1)
-            return torch.where(flat.isnan(), -1, (flat > 0.5).long())
-        return None
+        two = task.kind == "nodes" and task.problem == "multilabel" and task.num_outputs == 1
+        return torch.where(flat.isnan(), -1, (flat > 0.5).long()) if two else None
 
 
 def gather(run: RunFolder | str | Path, *, seed: int | None = None, **given: Any) -> Material:
@@ -82,7 +79,7 @@ def gather(run: RunFolder | str | Path, *, seed: int | None = None, **given: Any
 
 
 def usual_part(split: Split) -> tuple[str, Tensor]:
-    """The part that is reported: test, else validation, else training, whichever is not empty."""
+    """The part that is reported, and its instances: test, else validation, else training, the first with any."""
     parts = split.parts()
     name = next((name for name in ("test", "valid", "train") if parts[name].numel()), "test")
     return name, parts[name]
@@ -117,7 +114,7 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
 class Scene:
     """Instances that exchange with each other."""
 
-    encoder: nn.Module  # the model that makes states, in evaluation mode
+    encoder: Any  # the model that makes states, in evaluation mode
     inputs: Inputs  # its arguments; one graph, hence no batch
     number: int | None  # which snapshot or graph; None if the scene is the whole task
     # [L + 1, n, d] of a DIFFormer, on the CPU; None for any other model
@@ -133,13 +130,6 @@ class Scene:
         graph = self.inputs.graph
         return graph if graph is not None and graph.num_edges else None
 
-    @property
-    def difformer(self) -> DIFFormer:
-        """The encoder, known to be a DIFFormer."""
-        if not isinstance(self.encoder, DIFFormer):
-            raise TypeError(f"{type(self.encoder).__name__} is no DIFFormer")
-        return self.encoder
-
 
 def encoder_of(model: nn.Module) -> nn.Module:
     """The model of nodes inside a model of graphs, or the model itself."""
@@ -148,15 +138,11 @@ def encoder_of(model: nn.Module) -> nn.Module:
 
 def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
     """The scene of a task, or of one snapshot or graph: by default the last test snapshot or the first test graph."""
-    if loaded.task.kind == "nodes":
-        inputs = loaded.feed.passes()[0]
-    else:
-        if number is None:
-            rows, series = usual_part(loaded.split)[1], loaded.task.kind == "series"
-            number = int(rows.max() if series else rows[0]) if rows.numel() else loaded.task.num_instances - 1
-        inputs = _one_graph(loaded.feed.passes(), number)
-    encoder = encoder_of(loaded.model)
-    states = None
+    task, passes, rows = loaded.task, loaded.feed.passes(), usual_part(loaded.split)[1]
+    if number is None and task.kind != "nodes":
+        number = int(rows.max() if task.kind == "series" else rows[0]) if rows.numel() else task.num_instances - 1
+    inputs = passes[0] if number is None else _one_graph(passes, number)
+    encoder, states = encoder_of(loaded.model), None
     if with_states and isinstance(encoder, DIFFormer):
         with torch.no_grad():
             states = encoder.trajectory(inputs.x, inputs.graph).float().cpu()
@@ -172,20 +158,19 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
         number -= held
     if inputs.batch is None:
         return inputs
-    assert isinstance(inputs.x, Tensor)
-    rows, graph = (inputs.batch.batch == number).nonzero().squeeze(1), None
-    if inputs.graph is not None:
-        given = inputs.graph.edge_index, inputs.graph.edge_weight
-        edges, weight = induced_subgraph(rows, *given, num_nodes=inputs.x.shape[0])
+    x: Any = inputs.x
+    rows, graph = (inputs.batch.batch == number).nonzero().squeeze(1), inputs.graph
+    if graph is not None:
+        edges, weight = induced_subgraph(rows, graph.edge_index, graph.edge_weight, num_nodes=x.shape[0])
         graph = Graph(edges, rows.numel(), weight)
-    return Inputs(inputs.x[rows], graph)
+    return Inputs(x[rows], graph)
 
 
-def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:
-    """At most `limit` of `count` instances at random, in order, with those in `always` and one of each class."""
-    if count <= limit:
-        return torch.arange(count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+def draw(size: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:
+    """At most `limit` of `size` instances at random, in order, with those in `always` and one of each class."""
+    if size <= limit:
+        return torch.arange(size)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(SEED))
     first = list(always)
     if classes is not None:
         shuffled = classes[order]
@@ -194,9 +179,9 @@ def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence
     return torch.tensor(list(chosen)[:limit]).sort().values
 
 
-def said(shown: int, count: int, what: str) -> str:
-    """The sentence about a sample; empty if all are shown."""
-    return "" if shown >= count else f"{shown:,} of {count:,} {what} are shown, drawn at random (seed {SEED})."
+def sample_note(shown: int, size: int, what: str) -> str:
+    """A sentence about a sample; empty if all are shown."""
+    return "" if shown >= size else f"{shown:,} of {size:,} {what} are shown, drawn at random (seed {SEED})."
 
 
 def dense_rows(task: Task, rows: Tensor, snapshot: int | None = None) -> Tensor:
@@ -210,11 +195,8 @@ def source_columns(task: Task) -> dict[str, list[int]]:
     if task.preprocessing is None:
         names = task.feature_names or [f"column {c}" for c in range(task.num_features)]
         return {name: [c] for c, name in enumerate(names)}
-    found, start = {}, 0
-    for name, encoded in task.preprocessing.groups().items():
-        found[name] = list(range(start, start + len(encoded)))
-        start += len(encoded)
-    return found
+    numbers = count()
+    return {name: [next(numbers) for _ in encoded] for name, encoded in task.preprocessing.groups().items()}
 
 
 def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -> list[list[Any]]:
@@ -230,8 +212,8 @@ def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -
         within = within * scaling.scale
     place = {name: c for name, (c,) in source_columns(task).items()}
     return [
-        [rounded(float(written(float(row[place[n]]), float(off[place[n]]))), 15) for n in names]
-        for row, off, names in zip(x, within, columns, strict=True)
+        [rounded(float(written(row[place[n]], off[place[n]])), 15) for n in names]
+        for row, off, names in zip(x.tolist(), within.tolist(), columns, strict=True)
     ]
 
 
@@ -242,9 +224,9 @@ def name_of(task: Task, place: int) -> str:
     return f"{WHAT[task.kind]} {place}"
 
 
-def layer_names(count: int) -> list[str]:
+def layer_names(size: int) -> list[str]:
     """Names of a DIFFormer's states."""
-    return ["input", *(f"layer {k}" for k in range(1, count))]
+    return ["input", *(f"layer {k}" for k in range(1, size))]
 
 
 def column_names(task: Task) -> list[str]:

@@ -1,4 +1,4 @@
-r"""What each layer of a DIFFormer does: latent pairs, attention within classes, energy, rank, and a verdict in words.
+r"""What each layer of a DIFFormer does: latent pairs, attention within classes, energy and rank.
 
 Attention :math:`\hat s_{ij}` of instance i to instance j is computed for some i and *all* j, so that its rows sum to
 one whatever is shown. Within class c(i) falls
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,14 +25,18 @@ from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.attention.summary import LINEAR
+from difformer.data import Task
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.nn import DIFFormerConv
 from difformer.nn.context import Structure
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK, energy_profile
-from difformer.report.gather import Scene, draw
+from difformer.report.gather import Scene, draw, make_scene
+from difformer.training.run_folder import RunFolder
+from difformer.training.trained_run import load_run
 
 PAIRS = 400  # kept per layer
 ENTRIES = 50_000_000  # of attention computed per layer
+NOTED, LARGEST_NOTED = 300, 100_000  # instances whose attention `uniform_note` computes, and of a task it looks at
 ENTROPY_MARGIN = 0.01  # attention whose entropy is closer than this to the uniform one is called uniform
 PAIRWISE_LIMIT = 4_000  # states; of more a sample is drawn, since all pairs are summed
 THEOREM_LIMIT = 1_000
@@ -61,9 +66,9 @@ def why_no_pairs(scene: Scene | None) -> str:
     """Why a scene has no latent pairs, with a place for what is missing; empty if it has some."""
     if scene is None or scene.states is None:
         return NO_DIFFUSION
-    if not len(scene.difformer.layers):
+    if not len(scene.encoder.layers):
         return "There are no diffusion layers, hence no latent pairs."
-    layer: DIFFormerConv = scene.difformer.layers[0]  # type: ignore[assignment]
+    layer: DIFFormerConv = scene.encoder.layers[0]
     if layer.diffusivity is None:
         return "This model propagates over observed edges alone (no diffusivity), so it infers no latent pairs."
     if layer.form == "identity":
@@ -79,8 +84,8 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
     assert scene.states is not None
     device = scene.inputs.x.device
     known = None if classes is None else classes.to(device)
-    steps = zip(scene.difformer.layers, scene.states[:-1], strict=True)
-    return [_latent_layer(layer, z.to(device), shown.to(device), known) for layer, z in steps]  # type: ignore[arg-type]
+    steps = zip(scene.encoder.layers, scene.states[:-1], strict=True)
+    return [_latent_layer(layer, z.to(device), shown.to(device), known) for layer, z in steps]
 
 
 def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor | None) -> LatentLayer:
@@ -157,14 +162,33 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
     if classes is None or any(one.within is None for one in found):
         return Attention(found, asked.numel(), None, [near_uniform(one, None, 0) for one in found])
     share, count = chance(classes, asked), int((classes[asked] >= 0).sum())
-    uniform, known, same = [near_uniform(one, share, count) for one in found], torch.zeros(0), torch.zeros(0)
-    if scene.graph is not None:
-        low, high = scene.graph.edge_index.cpu().sort(0).values
-        pairs = (low * scene.size + high)[low != high].unique()
-        first, second = classes[pairs // scene.size], classes[pairs % scene.size]
-        known = (first >= 0) & (second >= 0)
-        same = (first == second) & known
-    return Attention(found, asked.numel(), share, uniform, int(known.sum()), int(same.sum()))
+    uniform = [near_uniform(one, share, count) for one in found]
+    if scene.graph is None:
+        return Attention(found, asked.numel(), share, uniform)
+    low, high = scene.graph.edge_index.cpu().sort(0).values
+    pairs = (low * scene.size + high)[low != high].unique()  # numbers are much quicker to compare than columns
+    first, second = classes[pairs // scene.size], classes[pairs % scene.size]
+    known = (first >= 0) & (second >= 0)
+    return Attention(found, asked.numel(), share, uniform, int(known.sum()), int((known & (first == second)).sum()))
+
+
+def uniform_note(run: RunFolder | str | Path, task: Task) -> str:
+    """What to do if the attention of a trained model is close to uniform at every layer; empty if it is not.
+
+    Only tasks on nodes of moderate size are examined, since the states of all layers are computed.
+    """
+    if task.kind != "nodes" or task.num_instances > LARGEST_NOTED:
+        return ""
+    scene = make_scene(load_run(run, task=task))
+    found = attention_of(scene, draw(scene.size, NOTED), None)
+    if found is None or not found.layers or not all(found.uniform):
+        return ""
+    return (
+        f"attention is close to uniform at every layer (entropy at least "
+        f"{100 * min(one.entropy for one in found.layers):.1f} % of the uniform one), so that it hardly selects: "
+        f"`--with attention-off` compares the model without it, and `--model difformer-sharp` lets it select near "
+        f"instances"
+    )
 
 
 @dataclass(frozen=True)
@@ -186,39 +210,33 @@ def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies
     """Energies of a scene with states; `classes` are -1 if unknown."""
     assert scene.states is not None
     states, graph = scene.states, None if scene.graph is None else scene.graph.to("cpu")
-    layers: list[DIFFormerConv] = list(scene.difformer.layers)  # type: ignore[arg-type]
-    diffusivity = layers[0].diffusivity if layers else None
-    some = None
+    layers: list[DIFFormerConv] = list(scene.encoder.layers)
+    diffusivity, some = layers[0].diffusivity if layers else None, None
     if diffusivity is not None and diffusivity.name not in (*LINEAR, "identity") and scene.size > PAIRWISE_LIMIT:
         some = draw(scene.size, PAIRWISE_LIMIT)
     whole = energy_profile(states.double(), diffusivity if some is None else None, Structure(graph))
     measured = whole if some is None else energy_profile(states[:, some].double(), diffusivity, Structure(None))
-    known = None if classes is None or not (classes >= 0).any() else classes >= 0
-    spread, separation = [], []
-    for z in states:
-        unit = functional.normalize(z, dim=-1)
-        spread.append(float(2 * (unit.square().sum(1).mean() - unit.mean(0).square().sum())))
-        if known is not None and classes is not None:
-            separation.append(_between(unit[known], classes[known]))
+    units = [functional.normalize(z, dim=-1) for z in states]
+    separation = None
+    if classes is not None and (known := classes >= 0).any():
+        separation = [_between(unit[known], classes[known]) for unit in units]
     return LayerEnergies(
-        measured.energy.tolist(),
-        None if whole.dirichlet is None else whole.dirichlet.tolist(),
-        whole.effective_rank.tolist(),
-        spread,
-        separation or None,
-        _theorem(layers[0], states[0], len(layers), graph is not None) if layers else None,
-        None if some is None else some.numel(),
+        energy=measured.energy.tolist(),
+        edges=None if whole.dirichlet is None else whole.dirichlet.tolist(),
+        rank=whole.effective_rank.tolist(),
+        spread=[float(2 * (unit.square().sum(1).mean() - unit.mean(0).square().sum())) for unit in units],
+        separation=separation,
+        theorem=_theorem(layers[0], states[0], len(layers), graph is not None) if layers else None,
+        sampled=None if some is None else some.numel(),
     )
 
 
 def _between(z: Tensor, classes: Tensor) -> float:
     """Σ_c n_c ||m_c - m||² / Σ_i ||z_i - m||²."""
-    count = int(classes.max()) + 1
-    sums = z.new_zeros(count, z.shape[1]).index_add(0, classes, z)
-    sizes = torch.bincount(classes, minlength=count).to(z.dtype)
-    means = sums / sizes.clamp_min(1).unsqueeze(1)
+    sizes = torch.bincount(classes).to(z.dtype).unsqueeze(1)
+    means = z.new_zeros(len(sizes), z.shape[1]).index_add(0, classes, z) / sizes.clamp_min(1)
     total = float((z - z.mean(0)).square().sum())
-    return float((sizes.unsqueeze(1) * (means - z.mean(0)).square()).sum()) / total if total > 0 else 0.0
+    return float((sizes * (means - z.mean(0)).square()).sum()) / total if total > 0 else 0.0
 
 
 def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[float] | None:
@@ -233,57 +251,13 @@ def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[f
     start = start[start.square().sum(1) > 0.5]  # a state that is zero has no direction
     if start.shape[0] < 2:
         return None
-    states = diffuse(start, AllPairAttention(layer.diffusivity), steps=steps, step_size=step, save="all")
-    measure = penalty(layer.diffusivity)
+    measure, coupling = penalty(layer.diffusivity), AllPairAttention(layer.diffusivity)
+    states = diffuse(start, coupling, steps=steps, step_size=step, save="all")
     return [float(measure(state)) / start.shape[0] ** 2 for state in states]
 
 
 def smoothed_layers(measured: LayerEnergies) -> list[int]:
     """Layers, counted from 1, whose states have become alike."""
-    pairs = enumerate(zip(measured.spread, measured.rank, strict=True))
-    # With one channel, or one feature, there is one direction from the start.
-    several = measured.rank[0] >= ONE_DIRECTION
-    return [k for k, (spread, rank) in pairs if k > 0 and (spread < ALIKE or (several and rank < ONE_DIRECTION))]
-
-
-def verdict(measured: LayerEnergies, source_weight: float) -> str:
-    """One or two sentences about depth."""
-    spread, rank, last = measured.spread, measured.rank, len(measured.spread) - 1
-    if last == 0:
-        return "There are no diffusion layers, so nothing can be smoothed."
-    if spread[0] < ALIKE:
-        return (
-            f"States are alike before anything is diffused (mean squared distance {spread[0]:.3f} of at most 2): see "
-            "whether the features differ from instance to instance, and whether they are scaled."
-        )
-    if smoothed := smoothed_layers(measured):
-        advice = "try source_weight=1" if source_weight < 1 else f"source_weight is {source_weight:g} already"
-        begin, end, tail = smoothed[0], smoothed[-1], ", or fewer layers" if smoothed[0] > 1 else ""
-        joined = f"{begin}–{end}" if end - begin == len(smoothed) - 1 else ", ".join(map(str, smoothed))
-        which = f"Layer {end} is" if begin == end else f"Layers {joined} are"
-        return (
-            f"{which} over-smoothed: their states point almost the same way (mean squared distance {spread[end]:.3f} "
-            f"of at most 2, effective rank {rank[end]:.1f}): {advice}{tail}."
-        )
-    if measured.separation is None:
-        begins = "States stay apart"
-        if spread[last] < MUCH_CLOSER * spread[0]:
-            begins = f"States move closer together, but are not over-smoothed yet (that is below {ALIKE:g})"
-        return (
-            f"{begins}: the mean squared distance of unit states goes from {spread[0]:.2f} to {spread[last]:.2f} of at "
-            f"most 2, the effective rank from {rank[0]:.1f} to {rank[last]:.1f}."
-        )
-    best = max(range(last + 1), key=measured.separation.__getitem__)
-    first, top, at_end = (100 * measured.separation[k] for k in (0, best, last))
-    figures = f"{first:.0f} % of the variance of the states lies between classes after the input layer, "
-    figures += f"{at_end:.0f} % after the last one."
-    if top - at_end <= 100 * LITTLE and abs(at_end - first) <= 100 * LITTLE:
-        return f"Depth changes little: {figures} Train longer, or compare with fewer layers."
-    if top - at_end <= 100 * LOSS_OF_SEPARATION and at_end > first:
-        return f"Deeper layers still separate classes: {figures}"
-    if best == 0:
-        return f"Diffusion does not separate classes further: {figures} Compare with fewer layers, or with an MLP."
-    return (
-        f"Classes are farthest apart after layer {best} ({top:.0f} % of the variance lies between them); at the end it "
-        f"is {at_end:.0f} %: try num_layers={best}, or a larger source_weight."
-    )
+    pairs = list(enumerate(zip(measured.spread, measured.rank, strict=True)))[1:]
+    several = measured.rank[0] >= ONE_DIRECTION  # with one channel or feature there is one direction from the start
+    return [k for k, (spread, rank) in pairs if spread < ALIKE or (several and rank < ONE_DIRECTION)]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.data import Task, induced_subgraph
-from difformer.nn import DIFFormer, GraphLevel, readout
+from difformer.nn import DIFFormer, readout
 from difformer.report import gather
 from difformer.report.gather import Material, Scene
 from difformer.report.layers import Attention, LatentLayer, attention_of
@@ -73,7 +73,7 @@ def _scene_map(material: Material, scene: Scene, always: Sequence[int]) -> Map:
     layers = 2 if scene.states is None else len(scene.states)
     limit = PICTURES if source is not None and source.name in IMAGES else POINTS
     shown = gather.draw(scene.size, min(limit, max(NUMBERS // layers, 200)), material.classes, always)
-    at = shown if number is None else (number, shown)
+    at, what = (shown, "instances") if number is None else ((number, shown), f"nodes of snapshot {number}")
     colourings = of_predictions(task, task.y[at], material.outputs[at])
     if number is None:
         colourings.append(_by_part(material, shown))
@@ -84,33 +84,31 @@ def _scene_map(material: Material, scene: Scene, always: Sequence[int]) -> Map:
         points = {"features": gather.dense_rows(task, shown, number), "states": material.loaded.states()[at]}
     else:
         points = _points(scene.states, shown)
-    what = "instances" if number is None else f"nodes of snapshot {number}"
-    return _map(scene, shown, points, colourings, cards, gather.said(shown.numel(), scene.size, what), material.classes)
+    note = gather.sample_note(shown.numel(), scene.size, what)
+    return _map(scene, shown, points, colourings, cards, note, material.classes)
 
 
 def _graphs_map(material: Material) -> Map:
     """Graphs as points: the pooled states of every layer."""
     task, model = material.task, material.loaded.model
-    assert isinstance(model, GraphLevel)
     layers, names = material.loaded.states().unsqueeze(0), ["states"]
     if isinstance(encoder := gather.encoder_of(model), DIFFormer):
         pooled = []
         with torch.no_grad():
             for inputs in material.loaded.feed.passes():
                 states = encoder.trajectory(inputs.x, inputs.graph, None, inputs.batch)
-                pooled.append(torch.stack([readout(z, inputs.batch, model.how) for z in states]).float().cpu())
+                pooled.append(torch.stack([readout(z, inputs.batch, model.how) for z in states]).float().cpu())  # type: ignore[arg-type]
         layers, names = torch.cat(pooled, 1), []
     classes = task.y if task.problem == "multiclass" else None
     shown = gather.draw(task.num_instances, min(POINTS, max(NUMBERS // len(layers), 200)), classes)
     colourings = [*of_predictions(task, task.y[shown], material.outputs[shown]), _by_part(material, shown)]
-    points, note = _points(layers, shown, names), gather.said(shown.numel(), task.num_instances, "graphs")
+    points, note = _points(layers, shown, names), gather.sample_note(shown.numel(), task.num_instances, "graphs")
     return _map(None, shown, points, colourings, Cards(_titles(task, shown)), note)
 
 
 def _nodes_of_graph_map(material: Material, scene: Scene) -> Map:
     """The nodes of one graph, coloured by what each does to the graph's output."""
-    model = material.loaded.model
-    assert isinstance(model, GraphLevel)
+    model: Any = material.loaded.model
     assert scene.states is not None
     final = scene.states[-1].to(scene.inputs.x.device).requires_grad_()
     with torch.enable_grad():
@@ -118,7 +116,8 @@ def _nodes_of_graph_map(material: Material, scene: Scene) -> Map:
         (slope,) = torch.autograd.grad(outputs[int(outputs.detach().abs().argmax())], final)
     effect, shown = (slope * final.detach()).sum(1).cpu(), gather.draw(scene.size, POINTS)
     cards = Cards([f"node {i}" for i in shown.tolist()], [f"graph {scene.number}"] * shown.numel())
-    colourings, note = [_by_value("effect on the output", effect[shown])], gather.said(len(shown), scene.size, "nodes")
+    colourings = [_by_value("effect on the output", effect[shown])]
+    note = gather.sample_note(len(shown), scene.size, "nodes")
     return _map(scene, shown, _points(scene.states, shown), colourings, cards, note)
 
 
@@ -176,7 +175,7 @@ class Points:
     """Points of one layer."""
 
     x: list[int]  # [n] from 0 to `GRID`
-    y: list[int]  # likewise
+    y: list[int]
     explained: float  # share of the variance of the states that the two directions hold
 
 
@@ -184,31 +183,20 @@ def project(layers: list[Tensor]) -> list[Points]:
     """One map per layer, from states ``[n, d]`` whose d may differ between layers."""
     maps, before = [], None
     for z in layers:
-        points, explained = _principal(z.double())
+        centred = z.double() - z.double().mean(0)
+        variance, directions = torch.linalg.eigh(centred.T @ centred)  # d × d is small even with many rows
+        variance, points = variance.clamp_min(0), centred @ directions[:, -2:].flip(1)
+        points = functional.pad(points, (0, 2 - points.shape[1]))
         if before is not None:
             a, _, b = torch.linalg.svd(points.T @ before)
             points = points @ (a @ b)
-        before = points
-        scaled = _to_grid(points)
-        maps.append(Points(scaled[:, 0].tolist(), scaled[:, 1].tolist(), explained))
+        before, total = points, float(variance.sum())
+        # One scale for both axes, the cloud in the middle.
+        low, high = points.min(0).values, points.max(0).values
+        scaled = (points - (low + high) / 2) / (float((high - low).max()) or 1.0) * GRID + GRID / 2
+        x, y = scaled.round().long().clamp(0, GRID).T.tolist()
+        maps.append(Points(x, y, float(variance[-2:].sum()) / total if total > 0 else 1.0))
     return maps
-
-
-def _principal(z: Tensor) -> tuple[Tensor, float]:
-    centred = z - z.mean(0)
-    # The d × d covariance is small even with many rows.
-    values, vectors = torch.linalg.eigh(centred.T @ centred)
-    top = vectors[:, -2:].flip(1)
-    points = functional.pad(centred @ top, (0, 2 - top.shape[1]))
-    total = float(values.clamp_min(0).sum())
-    return points, float(values[-2:].clamp_min(0).sum()) / total if total > 0 else 1.0
-
-
-def _to_grid(points: Tensor) -> Tensor:
-    """One scale for both axes, the cloud in the middle."""
-    low, high = points.min(0).values, points.max(0).values
-    reach = float((high - low).max()) or 1.0
-    return ((points - (low + high) / 2) / reach * GRID + GRID / 2).round().long().clamp(0, GRID)
 
 
 def _by_class(name: str, numbers: Tensor, names: Sequence[str], kind: str = "class") -> Colouring:
@@ -218,10 +206,6 @@ def _by_class(name: str, numbers: Tensor, names: Sequence[str], kind: str = "cla
 
 def _by_value(name: str, values: Tensor) -> Colouring:
     return {"name": name, "kind": "value", "values": [gather.rounded(v, 4) for v in values.double().tolist()]}
-
-
-def _by_correctness(right: Tensor, known: Tensor) -> Colouring:
-    return _by_class("correctness", torch.where(known, (~right).long(), -1), ("right", "wrong"), "right")
 
 
 def _by_part(material: Material, rows: Tensor) -> Colouring:
@@ -234,23 +218,25 @@ def _by_part(material: Material, rows: Tensor) -> Colouring:
 def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouring]:
     """Colours by target and by prediction, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
     names = gather.column_names(task)
-    if task.problem == "multiclass":
-        predicted = outputs.argmax(-1)
-        found = [_by_class("class", targets, names), _by_class("prediction", predicted, names)]
-        return [*found, _by_correctness(predicted == targets, targets >= 0)]
-    targets = targets.reshape(outputs.shape)
+    targets = targets if task.problem == "multiclass" else targets.reshape(outputs.shape)
     ends = [f" {name}" if len(names) > 1 else "" for name in names]
     if task.problem == "regression":
         shown = {"target": targets[:, 0], "prediction": outputs[:, 0], "error": (outputs - targets)[:, 0].abs()}
         return [_by_value(f"{name}{ends[0]}", values) for name, values in shown.items()]
-    known, right, found = ~targets.isnan(), (outputs > 0) == (targets > 0.5), []
-    for c, end in enumerate(ends[:COLUMNS]):
-        truth = torch.where(known[:, c], (targets[:, c] > 0.5).long(), -1)
-        for name, numbers in (("class", truth), ("prediction", (outputs[:, c] > 0).long())):
-            found.append(_by_class(f"{name}{end}", numbers, ("no", "yes")))
-    if outputs.shape[1] == 1:
-        return [*found, _by_correctness(right[:, 0], known[:, 0])]
-    return [*found, _by_value("share of columns right", (right & known).sum(1) / known.sum(1).clamp_min(1))]
+    if task.problem == "multiclass":
+        predicted, known = outputs.argmax(-1), targets >= 0
+        right = predicted == targets
+        found = [_by_class("class", targets, names), _by_class("prediction", predicted, names)]
+    else:
+        known, right, found = ~targets.isnan(), (outputs > 0) == (targets > 0.5), []
+        for c, end in enumerate(ends[:COLUMNS]):
+            truth = torch.where(known[:, c], (targets[:, c] > 0.5).long(), -1)
+            found.append(_by_class(f"class{end}", truth, ("no", "yes")))
+            found.append(_by_class(f"prediction{end}", (outputs[:, c] > 0).long(), ("no", "yes")))
+        if outputs.shape[1] > 1:
+            return [*found, _by_value("share of columns right", (right & known).sum(1) / known.sum(1).clamp_min(1))]
+    number = torch.where(known, (~right).long(), -1).reshape(-1)
+    return [*found, _by_class("correctness", number, ("right", "wrong"), "right")]
 
 
 @dataclass(frozen=True)
@@ -289,7 +275,7 @@ def _pictures(name: str, root: str | None, count: int) -> Array | None:
 
         found = (np.asarray(load_digits().images) * (255 / 16)).astype(np.uint8)[..., None]
     else:
-        from difformer.data.datasets.images import load_images
+        from difformer.data.datasets.instances import load_images
         from difformer.data.lookup import find
 
         if find(name, root) is None:

@@ -21,6 +21,7 @@ import torch
 
 from difformer.data import Task
 from difformer.data.own.targets import DETERMINES
+from difformer.errors import require
 from difformer.files import csv_text, finite, printable, write_bytes
 from difformer.nn import DIFFormer
 from difformer.report import ATTENTION_OFF, comparison, explanation, gather, layers, maps, plots, quality
@@ -30,12 +31,12 @@ from difformer.report.layers import LayerEnergies
 from difformer.report.quality import Baseline
 from difformer.training.devices import saved_bytes
 from difformer.training.metrics import protocol_text
-from difformer.training.record import NO_BETTER
+from difformer.training.record import NO_BETTER, NO_BETTER_MEAN
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded
 
 NAME = "report.html"
-OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
+OVERFIT = 0.2  # a larger lead of the training part in a metric in [0, 1] is reported as overfitting
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,10 @@ def write_report(
         ImportError: If plotly or jinja2 (extra ``report``) is not installed.
         RunFolderError: If the run has no result yet, or its data have changed.
     """
-    plotly, environment = _libraries()  # before anything is computed
+    needed = {"extra": "report", "purpose": "a report"}  # asked for before anything is computed
+    require("jinja2", **needed)
+    require("plotly", **needed)
+    plotly: Any = require("plotly.offline", **needed)
     material = gather.gather(run, seed=seed, task=task, device=device)
     folder, loaded, task, part = material.folder, material.loaded, material.task, material.part
     summary, predictions = folder.summary(), material.predictions
@@ -88,48 +92,41 @@ def write_report(
     attention, energies, depth = drawn[-1].attention, None, ""
     if scene is not None and diffuses:
         energies = layers.layer_energies(scene, material.classes)
-        depth = layers.verdict(energies, float(scene.difformer.config["source_weight"]))
+        depth = verdict(energies, float(scene.encoder.config["source_weight"]))
     found, base = quality.quality(task, predictions, part), quality.baselines(material)
     sure = quality.calibration(task, predictions, part)
+    value = _spread((summary.mean(part), summary.std(part) if len(summary.results) > 1 else None), 4)
     figures, thinned = plots.learning_curves(folder, summary.metric)
     figures |= plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
     figures |= plots.within(attention) | plots.energies(energies)
-    answer, warnings = _answer(material, base), _warnings(material, base, found, energies, depth)
+    (answer,) = say("answer", material, summary, value, base, quality.FIT_SPLITS)
+    warnings = _warnings(material, base, found, energies, depth)
     context = {
-        "material": material, "summary": summary, "value": _value(material), "baselines": base, "answer": answer,
+        "material": material, "summary": summary, "value": value, "baselines": base, "answer": answer,
         "warnings": warnings, "thinned": thinned, "found": found, "calibration": sure, "errors": wrong,
         "errors_csv": _csv_link(wrong), "importance": columns, "figures": figures, "scene": scene, "maps": drawn,
         "attention": attention, "missing": layers.why_no_pairs(scene), "off": comparison.attention_off(folder),
         "attention_off": ATTENTION_OFF, "verdict": depth, "energies": energies, "explanations": explanations,
-        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly,
+        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly.get_plotlyjs(),
         "protocol": protocol_text(task.protocol, summary.metric), "css": _asset("page.css"), "js": _asset("page.js"),
         "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": maps.COLOURS}),
     }  # fmt: skip
-    content = environment.get_template("page.html").render(context).encode()
+    content = _environment().get_template("page.html").render(context).encode()
     path = folder.path / NAME if out is None else Path(out)
     write_bytes(path, content)
     notes = tuple(dict.fromkeys(note for one in drawn for note in one.notes))
     return Report(path, len(content), notes, depth, answer, tuple(warnings))
 
 
-def _answer(material: Material, base: Sequence[Baseline]) -> str:
-    """The result in one sentence, against the simple models."""
-    summary, part, task = material.folder.summary(), material.part, material.task
-    what = {"nodes": "instances", "series": "snapshots", "graphs": "graphs"}[task.kind]
-    others = " and ".join(f"{one.name} gives {one.mean:.4f}" for one in base if one.mean == one.mean)
-    splits, most = len({result["split"] for result in summary.results}), quality.FIT_SPLITS
-    where = "split" if splits == 1 else "splits" if splits <= most else f"first {most} splits"
-    direction = "" if summary.higher_is_better else " (lower is better)"
-    return (
-        f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
-        f"{_value(material)}{direction}{f'; {others} on the same {where}' if others else ''}."
-    )
+def verdict(measured: LayerEnergies, source_weight: float) -> str:
+    """One or two sentences about depth."""
+    return say("verdict", measured, source_weight)[0]
 
 
-def _value(material: Material) -> str:
-    """Mean ± deviation of the metric."""
-    summary, part = material.folder.summary(), material.part
-    return _spread((summary.mean(part), summary.std(part) if len(summary.results) > 1 else None), 4)
+def say(sentence: str, *values: Any) -> list[str]:
+    """The paragraphs that a macro of ``assets/sentences.jinja`` makes, each in one line."""
+    macro = getattr(_environment().get_template("sentences.jinja").module, sentence)
+    return [" ".join(text.split()) for text in str(macro(*values)).split("\n\n") if text.strip()]
 
 
 def _spread(value: tuple[float, float | None] | None, digits: int = 3) -> str:
@@ -142,35 +139,15 @@ def _warnings(
 ) -> list[str]:
     """What a reader should know before believing the page, in plain words."""
     summary, part, count = material.folder.summary(), material.part, material.rows.numel()
-    sign = 1 if summary.higher_is_better else -1
-    mean, train, (constant, linear) = summary.mean(part), summary.mean("train"), base
     copies = [note for note in material.task.notes if DETERMINES in note]
-    said = [f"{note[0].upper()}{note[1:]}." for note in (*copies, *summary.notes)]
+    noted = [f"{note[0].upper()}{note[1:]}." for note in (*copies, *summary.notes)]
+    mean = summary.mean(part)
     error = math.sqrt(max(mean * (1 - mean), 0) / max(count, 1)) if summary.metric == "accuracy" else 0
-    ahead = sign * (mean - constant.mean)
-    if ahead <= 2 * error:
-        why = "No better than a constant" if ahead <= 0 else f"Not shown to beat a constant on {count} instances"
-        said = [one for one in said if NO_BETTER[1:] not in one]  # which is the same
-        said.append(f"{why}: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
-    elif sign * (mean - linear.mean) <= 0:
-        how, name = "as well" if mean == linear.mean else "better", f"{linear.name[0].upper()}{linear.name[1:]}"
-        said.append(f"{name} on the features alone does {how} ({linear.mean:.4f} against {mean:.4f}).")
-    if part != "train" and (train - mean > OVERFIT if summary.higher_is_better else mean > 2 * train):
-        said.append(
-            f"Overfitting: {summary.metric} is {train:.4f} on the training part and {mean:.4f} on the {part} part. "
-            "More dropout or weight decay, fewer channels or more labels may help."
-        )
-    collapsed = energies is not None and (layers.smoothed_layers(energies) or energies.spread[0] < layers.ALIKE)
-    if collapsed and not any("ollapsed states" in one for one in said):
-        said.append(f"Collapsed states: {depth}")
-    rare = [row for row in found["table"] if row.get("number") and row["predicted_in"] < found["seeds"]]
-    for row in rare[:3]:
-        often = f"in {row['predicted_in']} of {found['seeds']} seeds" if row["predicted_in"] else "in no seed"
-        rests = ": its precision rests on those alone" if row["predicted_in"] else ""
-        said.append(f"Class {row['name']} is predicted {often}{rests}.")
-    if len(rare) > 3:
-        said.append(f"The same holds for {len(rare) - 3} more classes, see the table of classes.")
-    return said
+    if (1 if summary.higher_is_better else -1) * (mean - base[0].mean) <= 2 * error:  # the warning below says the same
+        noted = [one for one in noted if NO_BETTER[1:] not in one and NO_BETTER_MEAN[1:] not in one]
+    alike = energies is not None and (layers.smoothed_layers(energies) or energies.spread[0] < layers.ALIKE)
+    collapsed = depth if alike and not any("ollapsed states" in one for one in noted) else ""
+    return [*noted, *say("warnings", part, summary, count, 2 * error, *base, OVERFIT, collapsed, found)]
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:
@@ -200,23 +177,20 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _libraries() -> tuple[str, Any]:
-    """Plotly's whole program, and jinja2 with this page's files."""
-    try:
-        import jinja2
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        name = (error.name or "plotly").partition(".")[0]
-        raise ImportError(f"a report needs {name}; install it with: pip install 'difformer[report]'") from error
-    loader = jinja2.FunctionLoader(_asset)
-    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined, "finalize": _without_controls}
-    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+def _environment() -> Any:
+    """Jinja2 with this page's files."""
+    import jinja2
+
+    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "finalize": _without_controls}
+    options |= {"autoescape": jinja2.select_autoescape(["html"]), "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(loader=jinja2.FunctionLoader(_asset), **options)
+    environment.globals["layers"] = layers
     environment.filters |= {
         "spread": _spread, "short": gather.shortened, "quoted": repr, "shell": shlex.quote,
         "percent": lambda share: f"{100 * share:.1f} %",
         "score": lambda value: "–" if value is None or value != value else f"{value:.4f}",
     }  # fmt: skip
-    return str(get_plotlyjs()), environment
+    return environment
 
 
 def _asset(name: str) -> str:

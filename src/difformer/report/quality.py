@@ -8,7 +8,6 @@ calibration error over bins b of the predicted probability is Σ_b n_b/n |accura
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from difformer.attention.summary import LINEAR
 from difformer.data import Task
 from difformer.data.sparse_features import to_scipy
+from difformer.nn import DIFFormer
 from difformer.report import gather
 from difformer.report.gather import Material
 from difformer.training.metrics import class_counts, column_aucs, find_metric
@@ -32,7 +33,8 @@ ERRORS, ERROR_COLUMNS = 300, 12
 MOSTLY_ZERO = 0.8  # share of zeros from which on features are treated as counts, with rows scaled to unit length
 # Limits of linear models: rows × features × classes, least number of rows, splits, target columns.
 FIT_WORK, LEAST_ROWS, FIT_SPLITS, FIT_COLUMNS = 50_000_000, 200, 5, 16
-TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
+# Of permutation importance: columns and shufflings of each at most, and numbers that all shufflings together may touch.
+TRIED_COLUMNS, LEAST_COLUMNS, REPEATS, SHUFFLED = 64, 4, 3, 500_000_000
 Array = np.ndarray[Any, Any]
 Spread = tuple[float, float | None]
 
@@ -44,9 +46,9 @@ def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, An
 
 def _on(predictions: Predictions, part: str) -> tuple[Array, Tensor, Tensor]:
     """Instances of a part, their outputs and their targets."""
-    assert predictions.targets is not None
+    targets: Any = predictions.targets
     rows = np.flatnonzero(np.array(predictions.part) == part)
-    return rows, predictions.outputs[rows], predictions.targets[rows]
+    return rows, predictions.outputs[rows], targets[rows]
 
 
 def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dic
 
 
 def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
-    """MSE, MAE and R² of known targets; NaN if there are none, or no variance for R² to explain."""
+    """MSE, MAE and R² of known targets; NaN without known targets, or without variance for R² to explain."""
     target, value = target[~target.isnan()], value[~target.isnan()]
     error, variance = value - target, target.var(unbiased=False) if target.numel() else torch.tensor(math.nan)
     mse = error.square().mean()
@@ -131,7 +133,7 @@ class Calibration:
 
 def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
     """Calibration of the predicted class, or of the likelier answer of each column; None for a regression."""
-    sure, right = [], []
+    sure, right = [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
     for predictions in seeds if task.problem != "regression" else ():
         rows, _, y = _on(predictions, part)
         p = predictions.probabilities()[rows]
@@ -143,15 +145,14 @@ def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibrat
             known, hits = ~y.isnan(), (p > 0.5) == (y > 0.5)
         sure.append(chance[known])
         right.append(hits[known])
-    if not sure or not sum(one.numel() for one in sure):
-        return None
     c, hit = torch.cat(sure).double().numpy(), torch.cat(right).double().numpy()
+    if not c.size:
+        return None
     which = np.minimum((c * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
-    bins = [which == b for b in np.unique(which)]
-    confidence, accuracy = ([float(values[b].mean()) for b in bins] for values in (c, hit))
-    count = [int(b.sum()) for b in bins]
-    gaps = np.abs(np.array(accuracy) - confidence)
-    return Calibration(confidence, accuracy, count, float(np.average(gaps, weights=count)))
+    _, place, count = np.unique(which, return_inverse=True, return_counts=True)
+    confidence, accuracy = (np.bincount(place, values) / count for values in (c, hit))
+    error = float(np.average(np.abs(accuracy - confidence), weights=count))
+    return Calibration(confidence.tolist(), accuracy.tolist(), count.tolist(), error)
 
 
 @dataclass(frozen=True)
@@ -206,12 +207,6 @@ def _table(task: Task, rows: Tensor) -> Any:
     return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
-def _flat(task: Task, rows: Tensor) -> Array:
-    """Targets as columns of floats, NaN if unknown; classes are one column of numbers."""
-    y = task.y[rows].reshape(-1, 1 if task.problem == "multiclass" else task.num_outputs).double().numpy()
-    return np.where(y < 0, np.nan, y) if task.problem == "multiclass" else y
-
-
 def _simple(task: Task, train: Tensor, part: Tensor, linear: bool) -> Array:
     """Outputs of a constant or a linear model, fitted column by column: logits of classes, or values."""
     from sklearn.dummy import DummyClassifier, DummyRegressor
@@ -219,7 +214,9 @@ def _simple(task: Task, train: Tensor, part: Tensor, linear: bool) -> Array:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer, StandardScaler
 
-    x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
+    x, asked, multiclass = _table(task, train), _table(task, part), task.problem == "multiclass"
+    y = task.y[train].reshape(-1, 1 if multiclass else task.num_outputs).double().numpy()
+    y = np.where(y < 0, np.nan, y) if multiclass else y  # columns, NaN if unknown
     outputs = np.zeros((asked.shape[0], task.num_outputs))
     scale = Normalizer if hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO else StandardScaler
     with warnings.catch_warnings():
@@ -256,8 +253,8 @@ class Importance:
 def column_importance(material: Material) -> Importance:
     """Permutation importance on the reported part, for the shown seed.
 
-    Encoded columns of one column of the table are shuffled together. At most `TRIED_COLUMNS` columns are tried, those
-    with the largest gradient times deviation.
+    Encoded columns of one column of the table are shuffled together. At most `TRIED_COLUMNS` columns are tried, fewer
+    of large tasks: those with the largest gradient times deviation. How many depends on sizes alone, not on the clock.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model
@@ -273,14 +270,16 @@ def column_importance(material: Material) -> Importance:
         made = [replace(one, x=x).outputs(model).float().cpu() for one, x in zip(passes, features, strict=True)]
         return sign * float(metric(torch.cat(made).reshape(material.outputs.shape)[rows], targets))
 
-    begun = time.perf_counter()
     base = score(dense)
-    once = time.perf_counter() - begun
     expected = sign * float(metric(material.outputs[rows], targets))
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
-    groups, note = gather.source_columns(task), ""
-    limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
+    # A DIFFormer may compare all rows pair by pair.
+    encoder, groups, note = gather.encoder_of(model), gather.source_columns(task), ""
+    forms = {layer.form for layer in encoder.layers} if isinstance(encoder, DIFFormer) else set()
+    pairs = bool(forms - {*LINEAR, "identity", None})
+    touched = REPEATS * sum(x.numel() + pairs * x.shape[0] ** 2 for x in dense)
+    limit = min(TRIED_COLUMNS, max(LEAST_COLUMNS, SHUFFLED // touched))
     if len(groups) > limit:
         note = f"{limit} of {len(groups):,} columns were tried, those with the largest gradients."
         steep = _steepness(material, dense)
@@ -316,32 +315,46 @@ class ErrorList:
     rows: list[list[Any]]  # one per error
     right: list[int]  # numbers of the columns that hold numbers
     places: list[Any]  # the instance of each row; snapshot and node for a series
-    said: str  # how many there are, and how many are listed
+    count: int  # how many there are, listed or not
+    total: int  # how many predictions were looked at
 
 
 def errors(material: Material, important: Sequence[str]) -> ErrorList:
     """Errors of the shown seed, with the columns of their instances in original units."""
     task, part = material.task, material.rows
-    y, o = task.y[part], material.outputs[part]
-    heads, places, cells, count, total = (_wrong_classes if task.problem == "multiclass" else _far_values)(task, y, o)
-    series = task.kind == "series"
+    y, o, series, classes = task.y[part], material.outputs[part], task.kind == "series", task.problem == "multiclass"
+    outputs, nodes = gather.column_names(task), task.num_nodes if series else task.num_instances
+    names = task.instance_names if len(task.instance_names) == nodes else range(nodes)
+    shares = task.problem == "multilabel"
+    if classes:
+        value, claim = o.softmax(-1).max(-1)
+        known, least = y >= 0, 0.0
+        badness = torch.where(known & (claim != y), value, -1.0)
+    else:
+        value, known = (o.sigmoid() if shares else o).reshape(y.shape), ~y.isnan()
+        badness, least = torch.where(known, (value - y).abs(), -1.0), 0.5 if shares else -0.5
+    count = int((badness > least).sum())
+    order = badness.flatten().argsort(descending=True, stable=True)[: min(ERRORS, count)]
+    several = not classes and not series and y.dim() > 1 and y.shape[1] > 1
+    table, places = [], []
+    for at in zip(*(place.tolist() for place in np.unravel_index(order.numpy(), tuple(y.shape))), strict=True):
+        number = int(part[at[0]])
+        row: list[Any] = [number, names[at[1]]] if series else [names[number]]
+        if classes:
+            row += [outputs[int(y[at])], outputs[int(claim[at])], round(float(value[at]), 4)]
+        else:
+            row += [outputs[at[1]]] if several else []
+            row += [gather.rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])]
+        table.append(row)
+        places.append((number, at[1]) if series else number)
     columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
-    numbers = part[[place[0] for place in places]]
-    held = gather.original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
-    names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
-    instances = [(n, at[1]) if series else n for n, at in zip(numbers.tolist(), places, strict=True)]
-    table = []
-    for one, own, more in zip(instances, cells, held, strict=True):
-        which = one[1] if isinstance(one, tuple) else one
-        table.append([*([one[0]] if series else []), names[which] if names else which, *own, *more])
-    of = f"of {total:,} {material.part} {{}} of seed {material.seed}"
-    said = f"{count:,} {of.format('predictions')} {'is' if count == 1 else 'are'} wrong."
-    said += f" The {len(table)} most confident ones are listed." if count > len(table) else ""
-    if task.problem == "regression":
-        said = f"The {len(table)} largest {of.format('errors')}."
-    headings = [*(["snapshot"] if series else []), gather.WHAT[task.kind], *heads, *columns]
+    if columns and places:
+        held = gather.original_cells(task, torch.tensor(places), [columns] * len(places))
+        table = [[*row, *cells] for row, cells in zip(table, held, strict=True)]
+    heads = ["prediction", "probability"] if classes else ["probability" if shares else "prediction", "error"]
+    headings = [*["snapshot"] * series, gather.WHAT[task.kind], *["column"] * several, "target", *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(is_number(row[c]) for row in table)]
-    return ErrorList(headings, table, right, instances, said)
+    return ErrorList(headings, table, right, places, count, int(known.sum()))
 
 
 def is_number(cell: Any) -> bool:
@@ -350,32 +363,3 @@ def is_number(cell: Any) -> bool:
         return cell in (None, "") or math.isfinite(float(cell))
     except ValueError:
         return False
-
-
-# Headings; place within the part and cells of every listed error; the numbers of errors and of predictions.
-_Errors = tuple[list[str], list[tuple[int, ...]], list[list[Any]], int, int]
-
-
-def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
-    names, (chance, claim) = gather.column_names(task), o.softmax(-1).max(-1)
-    wrong = ((claim != y) & (y >= 0)).nonzero().squeeze(1)
-    order = wrong[chance[wrong].argsort(descending=True)][:ERRORS].tolist()
-    cells = [[names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)] for i in order]
-    heads = ["target", "prediction", "probability"]
-    return heads, [(i,) for i in order], cells, wrong.numel(), int((y >= 0).sum())
-
-
-def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
-    """Columns with the wrong answer, or the largest errors of values."""
-    names, labels = gather.column_names(task), task.problem == "multilabel"
-    value, known = (o.sigmoid() if labels else o).reshape(y.shape), ~y.isnan()
-    gap = (value - y).abs().masked_fill(~known, -1)
-    count = int((gap > 0.5).sum() if labels else known.sum())
-    order = gap.flatten().argsort(descending=True)[: min(ERRORS, count)]
-    places = [tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape))) for flat in order.tolist()]
-    numbers = torch.stack([y, value, value - y], -1)
-    cells: list[list[Any]] = [[gather.rounded(v) for v in numbers[at].tolist()] for at in places]
-    heads = ["target", "probability" if labels else "prediction", "error"]
-    if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
-        heads, cells = ["column", *heads], [[names[at[1]], *own] for at, own in zip(places, cells, strict=True)]
-    return heads, places, cells, count, int(known.sum())
