@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from difformer.cli.options import read_seeds
+from difformer.cli.command import read_seeds
 from difformer.errors import UserError
 
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
@@ -83,6 +83,58 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, *QUICK).out
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, "--batch-size", "8").out
     assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
+
+
+def test_the_default_model_points_to_presets_of_other_models(call, monkeypatch):
+    from difformer.experiments.presets import Preset
+
+    lend(monkeypatch, *(Preset("best", model, "karate") for model in ("difformer", "difformer-s", "gcn")))
+    hint = "presets for karate: best (add --preset best); other models have presets, too, such as --model difformer-s"
+    assert hint in call("fit", "karate", "--seeds", "1", "--set", "epochs=1").out
+    assert "other models" not in call("fit", "karate", "--model", "gcn", "--seeds", "1", "--set", "epochs=1").out
+
+
+def test_without_model_and_preset_the_best_preset_of_the_data_set_is_taken(call, monkeypatch):
+    from difformer.experiments.presets import Preset
+    from difformer.training import RunFolder
+
+    def tuned(model, validation, runs=10, name="common", **given):
+        settings = {"hidden_channels": 8, "num_layers": 1}
+        return Preset(name, model, "karate", settings, validation=validation, metric="accuracy", runs=runs, **given)
+
+    lend(
+        monkeypatch,
+        tuned("difformer-s", 0.8),
+        tuned("difformer-off", 0.9),
+        tuned("difformer", 0.95, runs=2),  # two runs are noisy
+        tuned("difformer-a", 0.99, name="best"),  # another budget
+        tuned("difformer-a", 0.99, variant="authors"),  # other splits
+        tuned("gcn", 0.99),  # a rival
+    )
+    words = ("fit", "karate", "--seeds", "1", "--set", "epochs=2", "--out")
+    answer = call(*words, "run")
+    assert "model: difformer-off (hidden_channels=8, num_layers=1, epochs=2)" in answer.out
+    assert "the best validation score of the DIFFormer presets 'common' for karate with as many runs" in answer.out
+    assert (RunFolder.open("run").config.model, RunFolder.open("run").preset) == ("difformer-off", "common")
+    compared = call(*words, "both", "--with", "attention-off")
+    assert "model: difformer-s (" in compared.out
+    assert "difference that attention makes" in compared.out
+    refused = call("fit", "karate", "--model", "difformer-off", "--with", "attention-off")
+    assert "attention is off already" in refused.err
+    fixed = call(*words, "other", "--set", "diffusivity=sigmoid")  # only one of them can take it
+    assert "model: difformer (hidden_channels=8, num_layers=1, epochs=2, diffusivity=sigmoid)" in fixed.out
+    plain = call(*words, "plain", "--model", "difformer").out
+    assert "model: difformer (epochs=2)" in plain
+    assert "chosen because" not in plain
+
+
+def test_near_uniform_attention_is_noted(call):
+    words = ("fit", "karate", "--seeds", "1", "--set", "epochs=3")
+    note = "attention is close to uniform at every layer"
+    assert note in call(*words).out
+    assert any(note in one for one in json.loads(call(*words, "--json").out)["notes"])
+    assert note not in call(*words, "--set", "diffusivity=sharp:80").out  # selects
+    assert note not in call(*words, "--model", "difformer-off").out  # has none
 
 
 def test_a_preset_found_with_other_data_options_is_noted(call, monkeypatch):
@@ -218,7 +270,7 @@ def test_fit_uses_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--seeds", "0"], "expected at least 1"),
         (["fit", "iris", "--seeds", "2,1,1"], "--seeds: '2,1,1' names seed 1 more than once"),
         (["fit", "iris", "--seeds", "0,-1"], "expected seeds of at least 0, got -1 in '0,-1'"),
-        (["fit", "iris", "--device", "cuda:99"], "device 'cuda:99' is not here"),
+        (["fit", "iris", "--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["fit", "iris", "--features", "x.csv"], "not both"),
         (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),
         (["fit", "--labels", "y.csv"], "--features is missing"),
@@ -404,7 +456,7 @@ def test_attention_off_is_trained_with_the_same_settings_and_compared(call, tmp_
     answer = call(*words)
     assert answer.code == 0, answer.err
     assert "with attention off: test accuracy: " in answer.out
-    assert re.search(r"attention on less attention off: \S+ over 2 pairs of runs; .* attention off \(p = ", answer.out)
+    assert re.search(r"difference that attention makes: \S+ over 2 pairs of runs; .* attention off \(p = ", answer.out)
     assert "the first run" not in answer.out
     on, off = RunFolder.open("run").config, RunFolder.open("run-attention-off").config
     assert off.options["diffusivity"] is None

@@ -11,6 +11,7 @@ import torch
 
 from difformer.errors import UserError
 from difformer.experiments import read_preset
+from difformer.experiments.presets import load_presets
 
 SMALL = ("--space", "learning_rate=0.001,0.05", "--space", "hidden_channels=4,8", "--set", "epochs=4")
 HELD = ("--set", "num_layers=2", "--set", "dropout=0", "--set", "weight_decay=0")
@@ -34,6 +35,16 @@ def test_tune_writes_a_preset_that_fit_accepts(installed, call, tmp_path):
     assert config["learning_rate"] == preset.settings["learning_rate"]
     # The same seed on the same split gives the score that was selected.
     assert json.loads(fitted.out)["valid"]["mean"] == pytest.approx(preset.validation)
+
+
+def test_tune_on_own_files_tries_the_settings_that_fit_starts_from(call, tmp_path):
+    rows = [f"{i % 7},{(3 * i) % 5},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,z,label", *rows]))
+    answer = call("tune", tmp_path / "t.csv", "--trials", 2, "--set", "epochs=2", "--out", "study", "--json")
+    assert answer.code == 0, answer.err
+    start = next(preset for preset in load_presets() if preset.name == "own-data").settings
+    tried = json.loads(answer.out)["trials"][1]["settings"]
+    assert {key: tried[key] for key in start if key != "epochs"} == {k: v for k, v in start.items() if k != "epochs"}
 
 
 def test_the_same_command_continues_a_study(call):

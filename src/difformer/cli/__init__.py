@@ -1,9 +1,12 @@
-"""The command line: one file per command. Nothing here loads torch before a command needs it, so help is instant."""
+"""The command line. Nothing here loads torch before a command needs it, so help is instant."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+
+from difformer.cli.app import app
+from difformer.cli.command import take_debug_flag
 
 __all__ = ["main"]
 
@@ -17,9 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Words after the command's name; those of the process by default.
     """
-    from difformer.cli.app import app
-    from difformer.cli.command import take_debug_flag
-
     words = take_debug_flag(sys.argv[1:] if arguments is None else arguments)
     app(_one_option_per_model(words), prog_name="difformer")
 

@@ -11,8 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from difformer.cli.options import option
+from difformer import __version__, zoo
+from difformer.cli.command import option, spelled
+from difformer.cli.inputs import DEFAULT_MODEL
 from difformer.cli.output import printable
+from difformer.errors import nearest
+from difformer.training.config import TrainConfig
 
 START = """\
 difformer learns from rows that influence each other: graphs, tables with links, series and sets.
@@ -24,7 +28,7 @@ difformer learns from rows that influence each other: graphs, tables with links,
 `difformer --help` lists all commands, `difformer COMMAND --help` explains one.
 """
 
-# Commands by heading; each is the function of the module of its name.
+# Commands by heading; each is the function of its name in the module of its name.
 COMMANDS = {
     "Train and predict": ("fit", "predict", "evaluate", "embed", "tune", "partition"),
     "Look at a run": ("report", "explain", "compare", "energy"),
@@ -97,13 +101,7 @@ def _setting(error: Any) -> str:
     options = {word for one in error.ctx.command.params for word in one.opts} if getattr(error, "ctx", None) else ()
     if not name or "--set" not in options or not hasattr(error, "possibilities"):
         return ""
-    from difformer.cli.command import spelled
-    from difformer.cli.inputs import DEFAULT_MODEL
-    from difformer.errors import nearest
-    from difformer.training.config import TrainConfig
-    from difformer.zoo.model_registry import options_of
-
-    settings = [*vars(TrainConfig()), *options_of(DEFAULT_MODEL)]
+    settings = [*vars(TrainConfig()), *zoo.options_of(DEFAULT_MODEL)]
     setting = name if name in settings else None if error.possibilities and len(name) > 3 else nearest(name, settings)
     found = f"--set {setting}=…" if setting else spelled(name)
     if not found:
@@ -135,8 +133,6 @@ def _options(
 ) -> None:
     """Options before the command; `--debug` is removed from the words before they reach this function."""
     if version:
-        from difformer import __version__
-
         print(f"difformer {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from difformer.cli.command import CHECK_FAILED, command
+import difformer.data
+from difformer.cli.command import CHECK_FAILED, command, option
 from difformer.cli.inputs import Data, load
-from difformer.cli.options import option
 from difformer.cli.output import Output
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from difformer.data import Task
-    from difformer.graph import Graph
 
 DEFAULT_DATASET = "sbm"
 
@@ -36,18 +33,14 @@ def certify(
     The table shows what each theorem states, under which condition, and the largest violation measured. Proven and
     measured statements are counted apart. Exit code 1 if a statement fails although its condition is met.
     """
-    from difformer.diffusion import certify as run_all
-    from difformer.diffusion.certificates import certificate_summary
-
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)
     states, graph, said = _states(load(data.source()), nodes)
     output.say(said)
-    found = run_all(
-        states, graph, diffusivity=diffusivity, step_size=step_size, steps=steps, source_weight=source_weight
-    )
+    chosen: dict[str, Any] = {"diffusivity": diffusivity, "step_size": step_size, "source_weight": source_weight}
+    found = difformer.diffusion.certify(states, graph, steps=steps, **chosen)
     rows = [{**asdict(one), "holds": one.holds, "verdict": one.verdict, "details": dict(one.details)} for one in found]
-    summary = certificate_summary(found)
+    summary = difformer.diffusion.certificates.certificate_summary(found)
     output.json({"data": said, "diffusivity": diffusivity, "summary": summary, "certificates": rows})
     output.table(
         ["certificate", "verdict", "violation", "condition", "claim"],
@@ -61,12 +54,10 @@ def certify(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
+def _states(task: difformer.data.Task, limit: int) -> tuple[Tensor, difformer.Graph | None, str]:
     """Features of one graph as states, and its edges; of many graphs or snapshots the first."""
     import torch
 
-    from difformer.data import induced_subgraph
-    from difformer.graph import Graph
     from difformer.report.gather import draw
 
     x, which = task.x, task.name
@@ -81,6 +72,6 @@ def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
     states = (x.to_dense() if x.layout != torch.strided else x)[keep]
     graph, said = None, f"{which}: {len(states)} states of length {states.shape[1]}"
     if edges is not None:
-        edges, weight = induced_subgraph(keep, edges, weight, num_nodes=x.shape[0])
-        graph = Graph(edges, keep.numel(), weight)
+        edges, weight = difformer.data.induced_subgraph(keep, edges, weight, num_nodes=x.shape[0])
+        graph = difformer.Graph(edges, keep.numel(), weight)
     return states, graph, f"{said}, no graph" if graph is None else f"{said}, {graph.num_edges:,} edges"

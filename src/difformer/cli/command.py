@@ -1,4 +1,4 @@
-"""From an exception to what a person sees: one message, an exit code, and a traceback on request.
+"""What all commands share: how options are declared and read, and what a person sees of an error.
 
 Errors of the request or the data (`difformer.errors.UserError`, files, missing extras, memory) become one sentence and
 exit code 2. Any other exception is a bug and keeps its traceback, so that it can be reported.
@@ -7,29 +7,29 @@ exit code 2. Any other exception is a bug and keeps its traceback, so that it ca
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from pathlib import Path
+from dataclasses import field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.models import ArgumentInfo
 
-from difformer.cli.options import file_options
-from difformer.cli.output import printable
-from difformer.distributed import rank
+from difformer import data, distributed, zoo
+from difformer.distributed import rank, under_torchrun
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
+from difformer.files import printable
+from difformer.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
 
 CHECK_FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
-EXPECTED = (UserError, OSError, ImportError)
 
 # Arguments of Python that have an option of their own.
 _OPTIONS = ("labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric")
@@ -38,6 +38,101 @@ _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_colu
 
 _debug = False
 _takes_data = True  # whether the command that runs has the option --data
+
+MODEL = "Model and training"
+
+
+def option(
+    help: str, default: Any = None, *names: str, low: int | None = None, panel: str | None = None, **given: Any
+) -> Any:
+    """An option and its default, which help shows unless it is empty; `low` is the least value."""
+    shown = not any(default is empty for empty in (None, False, math.inf, ...))
+    return typer.Option(default, *names, help=help, show_default=shown, min=low, rich_help_panel=panel, **given)
+
+
+def argument(help: str, default: Any = None, **given: Any) -> Any:
+    return typer.Argument(default, help=help, show_default=False, **given)
+
+
+def member(help: str, *given: Any, declare: Callable[..., Any] = option, **more: Any) -> Any:
+    """An option as a field of a dataclass, a group of options such as `difformer.cli.inputs.Data`."""
+    declared = declare(help, *given, **more)
+    return field(default=declared.default, metadata={"option": declared})
+
+
+# Completion in a shell.
+def dataset_names(incomplete: str) -> list[str]:
+    return [one.entry.name for one in data.lookup.list_datasets() if one.entry.name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    return [name for name in zoo.MODELS if name.startswith(incomplete)]
+
+
+RUN = argument("Run folder, as written by `difformer fit`.", ..., metavar="RUN")
+SEED = option("Seed of the run to use; by default the one with the best validation score.")
+FORCE = option("Overwrite an existing file.", False, "--force")
+DEVICE = option("auto, cpu, cuda, cuda:1 or mps.", "auto")
+MODEL_NAME = option(
+    "Model to train; `difformer models` lists them. Your own: package.module:Class.",
+    panel=MODEL,
+    autocompletion=model_names,
+)
+SETTINGS = option(
+    "A setting of the model or the training, such as hidden_channels=64; repeatable. `difformer models NAME` lists "
+    "them.",
+    None,
+    "--set",
+    metavar="KEY=VALUE",
+    panel=MODEL,
+)
+METRIC = option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL)
+
+
+def key_values(words: list[str] | None, option: str) -> dict[str, str]:
+    """``["a=1", "b=x"]`` as a mapping of texts."""
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"{option}: expected KEY=VALUE, got {word!r}")
+        key = key.strip().replace("-", "_")
+        if key in found:
+            raise UserError(f"{option}: {key} is given twice, as {found[key]!r} and {value!r}")
+        found[key] = value.strip()
+    return found
+
+
+def read_seeds(text: str | None, default: int) -> list[int]:
+    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4."""
+    if text is None:
+        return list(range(default))
+    numbers: list[int] = []
+    try:
+        for word in text.strip().removesuffix(",").split(","):
+            first, _, last = word.strip().partition("-")
+            numbers += range(int(first), int(last) + 1) if first and last else [int(word)]
+    except ValueError:
+        raise UserError(
+            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 or 0-4 (one seed: 3,); got {text!r}"
+        ) from None
+    if not numbers:
+        raise UserError(f"--seeds: expected a range such as 0-4, from a smaller to a larger seed; got {text!r}")
+    if "," not in text and "-" not in text.strip()[1:]:
+        if numbers[0] < 1:
+            raise UserError(f"--seeds: expected at least 1, got {numbers[0]}")
+        return list(range(numbers[0]))
+    for number in numbers:
+        if number < 0:
+            raise UserError(f"--seeds: expected seeds of at least 0, got {number} in {text!r}")
+        if numbers.count(number) > 1:
+            raise UserError(f"--seeds: {text!r} names seed {number} more than once; every run needs its own seed")
+    return numbers
+
+
+def file_options() -> list[str]:
+    """Arguments of `difformer.data.from_files`."""
+    return list(inspect.signature(data.from_files).parameters)
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
@@ -61,8 +156,10 @@ def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]
         groups: dict[str, Any] = {
             name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)
         }
-        own = [parameter for name, parameter in declared.items() if name not in groups]
-        parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
+        parameters = [parameter for name, parameter in declared.items() if name not in groups]
+        for group in groups.values():
+            typed = inspect.signature(group, eval_str=True).parameters
+            parameters += [typed[one.name].replace(default=one.metadata["option"]) for one in fields(group)]
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
         parameters.sort(key=lambda one: not isinstance(one.default, ArgumentInfo))
 
@@ -99,7 +196,7 @@ def _explained(takes_data: bool) -> Iterator[None]:
     except typer.Exit:  # a check failed, or another rank has said what is wrong
         raise
     except Exception as error:
-        if not isinstance(error, EXPECTED) and not out_of_memory(error):
+        if not isinstance(error, (UserError, OSError, ImportError)) and not out_of_memory(error):
             print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
             raise
         if _debug:
@@ -110,19 +207,17 @@ def _explained(takes_data: bool) -> Iterator[None]:
         _takes_data = True
 
 
-def _members(group: Any) -> list[inspect.Parameter]:
-    """The options of a group, with their types."""
-    typed = inspect.signature(group, eval_str=True).parameters
-    return [typed[one.name].replace(default=one.metadata["option"]) for one in fields(group)]
-
-
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
-    """The group of processes that torchrun started; ranks other than the first do not repeat errors of rank 0."""
-    from difformer.distributed.process_group import join
+def joined(device: str, needed: bool = False) -> Iterator[Ranks | None]:
+    """The group of processes that torchrun started, None without torchrun; if `needed`, then a group of one.
 
+    Ranks other than the first do not repeat errors of rank 0.
+    """
+    if not needed and not under_torchrun():
+        yield None
+        return
     try:
-        with join(device) as ranks:
+        with distributed.join(device) as ranks:
             yield ranks
     except KeyboardInterrupt:
         if rank() == 0:
@@ -131,17 +226,6 @@ def joined(device: str) -> Iterator[Ranks]:
     except Exception as error:
         if rank() > 0 and getattr(error, "of_rank_0", False):
             raise typer.Exit(USER_ERROR) from None
-        raise
-
-
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """A second Ctrl-C within this block is told which run can be resumed."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if (folder / "config.toml").is_file():
-            error.begun = str(folder)  # type: ignore[attr-defined]
         raise
 
 
@@ -183,8 +267,6 @@ def spelled(argument: str) -> str:
     """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
     if argument in _SPELLED:
         return _SPELLED[argument]
-    from difformer.training.config import TrainConfig
-
     if argument in file_options():
         return f"--data {argument}=…" if _takes_data else ""
     return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""

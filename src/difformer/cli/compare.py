@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from difformer.cli.command import command
-from difformer.cli.options import argument
-from difformer.cli.output import Output, clock_time, mean_and_deviation, shown
-
-PARTS = ("train", "valid", "test")
+from difformer import report
+from difformer.cli.command import argument, command
+from difformer.cli.output import PARTS, Output, clock_time, mean_and_deviation, shown
 
 
 @command("difformer compare runs/first runs/second")
@@ -20,11 +18,11 @@ def compare(
 
     Shows metrics, the settings that differ, and a test of each run against the first. Pairs are runs of the same seed
     on the same split. Where there are several splits the test is corrected for their overlap (Nadeau and Bengio), and
-    for the number of comparisons (Holm).
+    for the number of comparisons (Holm). In the table, p (t) is of the plain paired t-test, p (overlap) of the
+    corrected one, and p (ranks) of Wilcoxon's signed-rank test. The verdict uses p (overlap) if there is one, else p
+    (t), after Holm's correction.
     """
-    from difformer.report import compare_runs
-
-    found = compare_runs(runs)
+    found = report.compare_runs(runs)
     sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]
     output.json({**asdict(found), "sides": sides})
     spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""

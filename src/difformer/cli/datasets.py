@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from difformer.cli.command import command
+from difformer import data
+from difformer.cli.command import argument, command, dataset_names, option
 from difformer.cli.description import meanings
-from difformer.cli.options import argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
-
-if TYPE_CHECKING:
-    from difformer.data.catalogue import Entry
-    from difformer.data.lookup import Listing
-
 
 WIDE = 130  # terminal columns from which all columns of the list fit
 NARROW = ("name", "size", "edges", "files")
@@ -41,13 +36,10 @@ def datasets(
 
     The list has size, kind, protocols, licence, and where the files are.
     """
-    from difformer.data.catalogue import entry
-    from difformer.data.lookup import list_datasets
-
     if name is not None:
-        _one(entry(name), root, output)
+        _one(data.catalogue.entry(name), root, output)
         return
-    listed = list_datasets(root)
+    listed = data.lookup.list_datasets(root)
     output.json([_document(one) for one in listed])
     narrow = output.out.width < WIDE
     rows = []
@@ -60,12 +52,12 @@ def datasets(
     output.say(f"`difformer datasets NAME` shows {more}metric, options and source; `difformer fit NAME` trains on it.")
 
 
-def _document(listing: Listing) -> dict[str, Any]:
+def _document(listing: data.Listing) -> dict[str, Any]:
     entry = listing.entry
     return {**asdict(entry), "source": entry.source, "place": listing.place, "lacks": listing.lacks}
 
 
-def _facts(entry: Entry) -> dict[str, str]:
+def _facts(entry: data.Entry) -> dict[str, str]:
     return {
         "name": entry.name,
         "about": entry.about,
@@ -80,7 +72,7 @@ def _facts(entry: Entry) -> dict[str, str]:
     }
 
 
-def _size(entry: Entry) -> str:
+def _size(entry: data.Entry) -> str:
     """Nodes; for series and graphs how many of them, and of how many nodes each."""
     if entry.nodes is None:
         return "any"
@@ -90,7 +82,7 @@ def _size(entry: Entry) -> str:
     return f"{count(entry.length)} {each}"
 
 
-def _edges(entry: Entry, *, at_length: bool = False) -> str:
+def _edges(entry: data.Entry, *, at_length: bool = False) -> str:
     """How many edges, and whether they are directed; at length also what papers print where that is another number."""
     if entry.edges is None or not at_length:
         return f"{count(entry.edges)} directed".removeprefix("– ") if entry.directed else count(entry.edges)
@@ -99,7 +91,7 @@ def _edges(entry: Entry, *, at_length: bool = False) -> str:
     return f"{entry.edges:,} {counted}{papers}"
 
 
-def _where(listing: Listing) -> str:
+def _where(listing: data.Listing) -> str:
     if listing.lacks is not None:
         return "lacks features"  # not offered for download, so the data set does not load yet
     if listing.place is None:
@@ -107,16 +99,13 @@ def _where(listing: Listing) -> str:
     return listing.place if listing.place in ("built in", "your own") else "on disk"
 
 
-def _one(entry: Entry, root: Path | None, output: Output) -> None:
-    from difformer.data.lookup import listing as listing_of
-    from difformer.data.registry import dataset_options, loader_of
-
-    listing = listing_of(entry, root)
-    options: dict[str, Any] = dataset_options(entry.name)
-    explained = {key: meanings(loader_of(entry.name)).get(key, "") for key in options}
+def _one(entry: data.Entry, root: Path | None, output: Output) -> None:
+    listing = data.lookup.listing(entry, root)
+    options: dict[str, Any] = data.dataset_options(entry.name)
+    explained = meanings(data.registry.loader_of(entry.name), options)
     output.json({**_document(listing), "options": options, "meanings": explained})
     lacks = f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else ""
     here = {"source": entry.source, "files": listing.place or "to download", "lacks": lacks}
-    output.facts(_facts(entry) | {"edges": _edges(entry, at_length=True)} | here)
+    output.facts({**_facts(entry), "edges": _edges(entry, at_length=True), **here})
     output.say("options (`--data KEY=VALUE`), with their defaults:")
     output.table(["option", "default", "meaning"], [[k, shown(v), explained[k]] for k, v in options.items()])

@@ -10,9 +10,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from difformer.cli.command import command
-from difformer.cli.options import DEVICE, option
+from difformer import experiments, report, training
+from difformer.cli.command import DEVICE, command, option
 from difformer.cli.output import Output, clock_time, counted
+from difformer.training.config import make_config
 
 DATASET = "digits"
 LABELS_PER_CLASS = 10
@@ -39,15 +40,12 @@ def demo(
 
     There are 1,797 digits with ten labels per class. The last model's run is kept, and the demo ends with its report.
     """
-    from difformer.experiments import find_preset
-    from difformer.training import TaskSource, fit
-    from difformer.training.config import make_config
-    from difformer.training.run_folder import check_free
-
     folder = _new_folder() if out is None else out
-    check_free(folder)
+    training.run_folder.check_free(folder)
     started = time.monotonic()
-    source = TaskSource(DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits, "standardize": False})
+    source = training.TaskSource(
+        DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits, "standardize": False}
+    )
     task = source.load()
     output.say(
         f"{task.num_instances:,} handwritten digits, {LABELS_PER_CLASS} labels per class, "
@@ -55,41 +53,36 @@ def demo(
     )
     rows: list[dict[str, Any]] = []
     for model, (label, structure) in SYSTEMS.items():
-        settings = dict(find_preset("best", model=model, dataset=DATASET).settings)
+        settings = dict(experiments.find_preset("best", model=model, dataset=DATASET).settings)
         with output.err.status(f"training {label}: {counted(splits, 'runs')}"):
             before = time.monotonic()
             config, kept = make_config(model, {**settings, "eval_every": 5}), folder if model == KEPT else None
-            summary = fit(source, config, seeds=splits, out=kept, device=device, preset="best")
+            summary = training.fit(source, config, seeds=splits, out=kept, device=device, preset="best")
         scores = {"test": summary.mean("test"), "std": summary.std("test"), "valid": summary.mean("valid")}
         about = {"model": model, "label": label, "structure": structure, "values": summary.values("test")}
         rows.append({**about, **scores, "seconds": time.monotonic() - before, "settings": settings})
-    report = _report(folder, device, output)
+    page = _report(folder, device, output)
     seconds = time.monotonic() - started
-    output.json({"task": task.facts(), "seconds": seconds, "systems": rows, "run": folder, "report": report})
+    output.json({"task": task.facts(), "seconds": seconds, "systems": rows, "run": folder, "report": page})
     shown = []
     for row in rows:
         deviation = f" ± {100 * row['std']:.1f}" if splits > 1 else ""
-        accuracy = f"{100 * row['test']:.1f}{deviation} %"
-        shown.append([row["label"], row["structure"], accuracy, f"{row['seconds']:.1f}"])
+        shown.append([row["label"], row["structure"], f"{100 * row['test']:.1f}{deviation} %", f"{row['seconds']:.1f}"])
     output.table(["model", "structure", "test accuracy", "seconds"], shown)
     over = f"Mean and standard deviation over {splits} splits" if splits > 1 else "One split"
     output.say(f"{over}; {clock_time(seconds)} in all.")
     output.say(f"Run folder of the last model: {folder}")
-    if report is not None:
-        output.say(f"Report: {report}")
+    if page is not None:
+        output.say(f"Report: {page}")
         if open_it is not False and output.out.is_terminal:
-            import webbrowser
-
-            webbrowser.open(report.resolve().as_uri())
+            output.open(page)
 
 
 def _report(folder: Path, device: str, output: Output) -> Path | None:
     """The report of the run that was kept; None, with the reason in words, where the extra is missing."""
-    from difformer.report import write_report
-
     try:
         with output.err.status("writing the report"):
-            return write_report(folder, device=device).path
+            return report.write_report(folder, device=device).path
     except ImportError as error:
         output.remark(f"no report: {error}")
         return None

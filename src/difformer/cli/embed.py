@@ -6,11 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
-from difformer.cli.command import command
+from difformer import training
+from difformer.cli.command import DEVICE, FORCE, RUN, SEED, command, option
 from difformer.cli.inputs import NewRows
-from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
+from difformer.files import csv_text, write_bytes
 
 
 @command("difformer embed runs/my-run --out states.npz")
@@ -27,25 +28,20 @@ def embed(
 
     States before the output layer, as a table for plots, clustering and search.
     """
-    from difformer.training.run_folder import RunFolder
-    from difformer.training.trained_run import embed as ask
-
     path = out or run / "embeddings.npz"
     if path.suffix not in (".npz", ".csv"):
         raise UserError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
     check_new(path, force)
-    folder = RunFolder.open(run)
+    folder = training.RunFolder.open(run)
     given, names = new.read(run, output)
-    states = ask(folder, **given, seed=seed, device=device)
-    _write(path, states.numpy(force=True), names if given else folder.task().instance_names)
+    states = training.embed(folder, **given, seed=seed, device=device)
+    _write_states(path, states.numpy(force=True), names if given else folder.task().instance_names)
     output.json({"run": run, "out": path, "shape": list(states.shape)})
     output.say(f"embeddings of shape {tuple(states.shape)} in {path}")
 
 
-def _write(path: Path, array: Any, names: tuple[str, ...]) -> None:
+def _write_states(path: Path, array: Any, names: tuple[str, ...]) -> None:
     import numpy as np
-
-    from difformer.files import csv_text, write_bytes
 
     named = names if len(names) == array.shape[0] else ()
     if path.suffix == ".npz":

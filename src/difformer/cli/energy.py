@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from difformer.cli.command import command
-from difformer.cli.options import DEVICE, RUN, SEED
+from difformer import training
+from difformer.cli.command import DEVICE, RUN, SEED, command
 from difformer.cli.output import Output
 
 
@@ -16,9 +16,7 @@ def energy(output: Output, run: Path = RUN, seed: int | None = SEED, device: str
     Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
     term (`--set source_weight=0.5`) or fewer layers prevent it.
     """
-    from difformer.training.trained_run import energy as measure
-
-    profile = measure(run, seed=seed, device=device)
+    profile = training.energy(run, seed=seed, device=device)
     energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
     edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
     output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from difformer.cli.command import command
+from difformer import training
+from difformer.cli.command import DEVICE, RUN, command
 from difformer.cli.description import variety
-from difformer.cli.options import DEVICE, RUN
-from difformer.cli.output import Output, mean_and_deviation, score
-
-PARTS = ("train", "valid", "test")
+from difformer.cli.output import PARTS, Output, mean_and_deviation, score
 
 
 @command("difformer evaluate runs/my-run")
@@ -19,24 +18,17 @@ def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
 
     The table has the metrics of every seed on train, validation and test instances.
     """
-    import numpy as np
-
-    from difformer.training.metrics import protocol_text
-    from difformer.training.record import spread
-    from difformer.training.run_folder import RunFolder
-    from difformer.training.trained_run import evaluate as measure
-
-    folder = RunFolder.open(run)
+    folder = training.RunFolder.open(run)
     about = folder.about["data"]
     chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
     output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {chosen_by}")
-    output.say(f"protocol: {protocol_text(about['protocol'], chosen_by)}")
-    found = measure(folder, device=device)
+    output.say(f"protocol: {training.metrics.protocol_text(about['protocol'], chosen_by)}")
+    found = training.evaluate(folder, device=device)
     names = list(found[0].values)
     means: dict[str, Any] = {}
     for metric in names:
         columns = {part: [one.values[metric][part] for one in found] for part in PARTS}
-        means[metric] = {p: {"mean": float(np.mean(v)), "std": spread(v)} for p, v in columns.items()}
+        means[metric] = {p: {"mean": fmean(v), "std": training.record.spread(v)} for p, v in columns.items()}
     seeds = [{"seed": one.seed, "split": one.split, "values": one.values} for one in found]
     output.json({"run": run, "task": about["task"], "model": folder.config.model, "seeds": seeds, "metrics": means})
     rows = [[o.seed, o.split, name, *(score(o.values[name][p]) for p in PARTS)] for o in found for name in names]

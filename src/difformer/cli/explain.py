@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from difformer.cli.command import command
+from difformer import report
+from difformer.cli.command import DEVICE, RUN, SEED, command, option
 from difformer.cli.inputs import NewRows
-from difformer.cli.options import DEVICE, RUN, SEED, option
 from difformer.cli.output import Output
 
 
@@ -28,12 +28,11 @@ def explain(
     It names the columns, neighbours and other instances that moved the prediction. The effects add up to the predicted
     probability less the one that average features would give (integrated gradients). Columns are named if they make up
     at least 1 % of all effects, the eight largest at most, and the others are summed up; so are neighbours. A rest of
-    0.005 or more that could not be attributed is printed. New rows are given as to `difformer predict`.
+    0.005 or more that could not be attributed is printed. New rows are given as to `difformer predict`. (Which operator
+    computes a layer is another question, answered in Python by `difformer.attention.explain` and `model.explain`.)
     """
-    from difformer.report import explain_node
-
     given, names = new.read(run, output)
-    found = explain_node(run, node, **given, names=names, seed=seed, device=device, target=target)
+    found = report.explain_node(run, node, **given, names=names, seed=seed, device=device, target=target)
     output.json({"run": run, **asdict(found)})
     target = f" Its target is {found.target}." if found.target else ""
     output.say(f"{found.title}: {found.sentence}{target}")

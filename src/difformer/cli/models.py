@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from difformer.cli.command import command
+from rich.table import Table
+
+from difformer import experiments, zoo
+from difformer.cli.command import argument, command, model_names, option
 from difformer.cli.description import meanings
-from difformer.cli.options import argument, model_names, option
 from difformer.cli.output import Output, counted, listed, make_table, shown
 from difformer.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from difformer.experiments.presets import Preset
-    from difformer.zoo.model_catalogue import ModelInfo
-
+from difformer.experiments import Preset
+from difformer.training.config import TrainConfig
+from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, ModelInfo
 
 ROW, ABOUT = 160, 200  # widths from which a system gets one row, and from which the row has room for a sentence
 NONE = "–"
@@ -26,8 +24,8 @@ KEY = (
     "of a series, m random features, T iterations. Of coupling and energy: dᵢ the degree of i, qᵢ and kⱼ queries and "
     "keys, vᵢ values, Z states, Z_k those of the layer before, Z_0 the first, s_ij the coupling, δ a concave function, "
     f"λ and η weights. {NONE} marks a missing value. An energy is the paper's for such a coupling: steps descend "
-    "it under conditions on τ and weights, not whatever a network has learnt. Tasks: all, or where none is named, are "
-    "nodes, series and graphs."
+    "it under conditions on τ and weights, which a trained network need not meet. Tasks: `all`, or no list, "
+    "means nodes, series and graphs."
 )
 
 
@@ -46,8 +44,6 @@ def models(
     The list says what each model diffuses over, the energy it descends, and what a layer costs.
     `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
     """
-    from difformer.zoo.model_catalogue import MODELS
-
     if presets and name is None:
         raise UserError("--presets: name a model: difformer models NAME --presets")
     if name is not None:
@@ -62,16 +58,12 @@ def models(
 
 
 def _one(name: str, output: Output, *, in_full: bool) -> None:
-    from difformer.experiments.presets import load_presets
-    from difformer.training.config import TrainConfig
-    from difformer.zoo.model_registry import find, model_class, options_of
-
-    info, model = find(name), model_class(find(name))
+    info = zoo.find(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
-    settings: dict[str, Any] = {"options": options_of(name), "training": training}
-    explained = {"options": meanings(model), "training": meanings(TrainConfig)}
-    means = {part: {key: explained[part].get(key, "") for key in values} for part, values in settings.items()}
-    presets = [preset for preset in load_presets() if preset.model == name]
+    settings: dict[str, Any] = {"options": zoo.options_of(name), "training": training}
+    documented = {"options": zoo.model_registry.model_class(info), "training": TrainConfig}
+    means = {part: meanings(documented[part], values) for part, values in settings.items()}
+    presets = [preset for preset in experiments.presets.load_presets() if preset.model == name]
     document = {**asdict(info), "fixed": dict(info.fixed), **settings, "meanings": means}
     output.json({**document, "presets": [preset.to_dict() for preset in presets]})
     if not in_full:
@@ -101,8 +93,6 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
 
 def listing(models: Iterable[ModelInfo], width: int) -> Table:
     """Models by group: one row each where `width` columns allow it, with a sentence where they are many."""
-    from difformer.zoo.model_catalogue import ALL_KINDS
-
     headings = ["model", "", "of a layer"]
     if wide := width >= ROW:
         headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if width >= ABOUT else [])]

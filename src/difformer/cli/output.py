@@ -12,24 +12,27 @@ import re
 import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from difformer.cli.options import member
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from difformer import training
+from difformer.cli.command import member
 from difformer.distributed import rank
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
-    from difformer.training.callbacks import EpochEvent
-
 _NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
-HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
+PARTS = ("train", "valid", "test")
+HEADINGS = ("run", "epoch", "loss", *PARTS, "best epoch", "its valid", "its test")
 REDRAWS_PER_SECOND = 4  # by a thread of their own: a slow terminal does not slow down the training
 LINES_PER_RUN = 10
 ROWS_SHOWN = 12
@@ -43,10 +46,8 @@ class Output:
     as_json: bool = member("Print one JSON document; progress goes to stderr.", False, "--json")
 
     def __post_init__(self) -> None:
-        from rich.console import Console
-
-        self.out: Console = Console(highlight=False, emoji=False, width=_width())
-        self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        self.out = Console(highlight=False, emoji=False, width=_width())
+        self.err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         if rank() > 0:  # the first rank speaks for all
             self.as_json, self.out.quiet, self.err.quiet = False, True, True
 
@@ -56,21 +57,25 @@ class Output:
             self.out.print(printable(text), markup=False, soft_wrap=True)
 
     def remark(self, text: str) -> None:
-        """A sentence on standard error, with or without ``--json``."""
+        """A sentence on standard error."""
         self.err.print(printable(text), markup=False)
 
+    def show(self, what: Table | str) -> None:
+        """A table or a paragraph, in lines that fit; nothing with ``--json``."""
+        if not self.as_json:
+            self.out.print(printable(what) if isinstance(what, str) else what, markup=False)
+
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for people; nothing with ``--json``."""
         self.show(make_table(headings, rows))
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """A table of two columns, without what is empty; nothing with ``--json``."""
+        """A table of two columns, without what is empty."""
         self.table(["", ""], [fact for fact in facts.items() if fact[1]])
 
-    def show(self, what: Table | str) -> None:
-        """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
-        if not self.as_json:
-            self.out.print(printable(what) if isinstance(what, str) else what, markup=False)
+    def open(self, page: Path) -> None:
+        """A page in the browser, or a remark if none could be started."""
+        if not webbrowser.open(page.resolve().as_uri()):
+            self.remark(f"no browser could be started; open {page} yourself")
 
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
@@ -100,10 +105,6 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, who
 
     Other cells are folded where the terminal is narrow; `whole` folds headings only.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     for place, heading in enumerate(headings):
@@ -165,7 +166,7 @@ class Progress:
         self, output: Output, *, metric: str, runs: int, epochs: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.output, self.metric, self.runs, self.epochs, self.clock = output, metric, max(runs, 1), epochs, clock
-        self.events: dict[tuple[Any, Any], EpochEvent] = {}  # the last of every run
+        self.events: dict[tuple[Any, Any], training.EpochEvent] = {}  # the last of every run
         self.first_epoch: dict[tuple[Any, Any], int] = {}  # from which the speed of a run is counted
         self.ended: set[tuple[Any, Any]] = set()
         self.started = self.first_event = clock()
@@ -188,16 +189,13 @@ class Progress:
 
     def _while_nothing_is_seen(self) -> None:
         """The first epoch on a large graph can take minutes: says that work is going on."""
-        before = 0.0
-        for seconds in WAITS:
+        for before, seconds in pairwise((0.0, *WAITS)):
             if self._begun.wait(seconds - before):
                 return
-            before, passed = seconds, clock_time(seconds)
-            self.output.remark(
-                f"running for {passed}, no evaluation yet; speed and time left follow after the first one"
-            )
+            said = "no evaluation yet; speed and time left follow after the first one"
+            self.output.remark(f"running for {clock_time(seconds)}, {said}")
 
-    def on_epoch(self, event: EpochEvent) -> None:
+    def on_epoch(self, event: training.EpochEvent) -> None:
         """Records an evaluated epoch, and prints its line where there is no live table."""
         self._begun.set()
         self.epochs, run = event.epochs, (event.seed, event.split)  # fewer epochs than requested if nothing is trained
@@ -217,14 +215,10 @@ class Progress:
             self.output.remark(" | ".join(filter(None, (said, self._speed_and_time_left()))))
 
     def on_stop_request(self) -> None:
-        """Confirms Ctrl-C: the current epoch may take a while."""
         self.output.remark("stopping after this epoch and saving the state; Ctrl-C again stops at once")
 
-    def table(self) -> RenderableType:
+    def table(self) -> Group:
         """The latest runs, one row each, and the overall progress."""
-        from rich.console import Group
-        from rich.text import Text
-
         rows = []
         for event in list(self.events.values())[-ROWS_SHOWN:]:
             metrics = map(score, (event.train_metric, event.valid_metric, event.test_metric))

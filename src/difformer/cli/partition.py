@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from difformer.cli.command import command
+from difformer import distributed
+from difformer.cli.command import command, option
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import Data, load
-from difformer.cli.options import option
 from difformer.cli.output import Output, counted
 
 
@@ -25,13 +25,11 @@ def partition(
     There are few edges between parts, and one file per part. `torchrun --nproc-per-node P -m difformer fit FOLDER` then
     trains on the whole graph, each process holding only its own part; the result is that of one process.
     """
-    from difformer.distributed.partition_folder import write_partition
-
     source = data.source()
     task = load(source)
     output.say("\n".join(describe_task(task)))
     folder = out or Path("parts") / f"{task.name}-{parts}"
-    made = write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
+    made = distributed.write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
     found = made.quality
     output.json({"folder": folder, "method": made.about["method"], "sizes": made.sizes, **vars(found)})
     output.say(f"{counted(parts, 'parts')} by {made.about['method']}: {found.describe()}")

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from difformer.cli.command import command
+from difformer import training
+from difformer.cli.command import DEVICE, FORCE, RUN, SEED, command, option
 from difformer.cli.inputs import NewRows
-from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
 
@@ -33,8 +33,6 @@ def predict(
     new.csv`, with the columns used in training) are propagated together with the instances of the run, so the
     prediction of a row may depend on the other new rows; with `--alone` they form a set of their own.
     """
-    from difformer.training.trained_run import predict as ask
-
     if str(out) == "-":
         if output.as_json:
             raise UserError("--out - and --json both need standard output; give a file, or leave out --json")
@@ -43,7 +41,7 @@ def predict(
     else:
         check_new(out, force)
     given, names = new.read(run, output, together=not alone)
-    found = ask(run, **given, together=not alone, seed=seed, device=device)
+    found = training.predict(run, **given, together=not alone, seed=seed, device=device)
     if given:
         found = replace(found, instance_names=names)
     if str(out) == "-":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from difformer.cli.command import command
-from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
+import difformer.report
+from difformer.cli.command import DEVICE, FORCE, RUN, SEED, command, option
 from difformer.cli.output import Output, check_new
 
 
@@ -27,11 +27,9 @@ def report(
     learning curves, confusion, calibration, errors, columns that matter, maps of the states with the strongest latent
     pairs, energy, predictions explained, cost. Needs plotly and jinja2: `pip install 'difformer[report]'`.
     """
-    from difformer.report import write_report
-
     if out is not None:
         check_new(out, force)
-    written = write_report(run, out, seed=seed, nodes=tuple(node or ()), device=device)
+    written = difformer.report.write_report(run, out, seed=seed, nodes=tuple(node or ()), device=device)
     document = asdict(written)
     output.json({"run": run, "report": document.pop("path"), "bytes": document.pop("size"), **document})
     warnings = [f"warning: {warning}" for warning in written.warnings]
@@ -39,7 +37,4 @@ def report(
         output.say(said)
     output.say(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
     if open_it:
-        import webbrowser
-
-        if not webbrowser.open(written.path.resolve().as_uri()):
-            output.remark(f"no browser could be started; open {written.path} yourself")
+        output.open(written.path)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import typer
 
-from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
-from difformer.cli.options import DEVICE, argument, option
+from difformer.cli.command import CHECK_FAILED, DEVICE, INTERRUPTED, argument, command, option
 from difformer.cli.output import Output, counted
 from difformer.errors import UserError
 
@@ -30,8 +29,8 @@ def reproduce(
     datasets: list[str] | None = option("Only these data sets or sections, separated by commas; repeatable."),
     preset: list[str] | None = option("Only rows of these presets: public-code, paper, best, untuned."),
     presets: Path | None = option("Folder of preset files that override the package's own."),
-    seconds: float | None = option("Start no new run after this many seconds."),
-    limit: float | None = option("Stop a run that takes more seconds; its cell says so."),
+    seconds: float = option("Start no new run after this many seconds.", math.inf),
+    limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf),
     retry: bool = option("Repeat runs that failed before.", False, "--retry"),
     precision: str | None = option(
         "float32, or bf16 for mixed precision; by default as the presets say. Tables name it."
@@ -58,7 +57,7 @@ def reproduce(
         from difformer.experiments.render import write_results
 
         write_results(out, results)
-        output.json({"results": str(results)})
+        output.json({"results": results})
         output.say(f"written: {results}")
         return
     if name is None:
@@ -83,8 +82,8 @@ def reproduce(
         datasets=_split(datasets),
         presets=_split(preset),
         preset_folder=presets,
-        seconds=math.inf if seconds is None else seconds,
-        limit=math.inf if limit is None else limit,
+        seconds=seconds,
+        limit=limit,
         retry=retry,
         precision=precision,
     )
@@ -101,7 +100,7 @@ def reproduce(
         outcome = outcome or remaining(summary, request)
         files = write_files(summary, folder)
     assert outcome is not None
-    output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
+    output.json({"experiment": name, **outcome.to_dict(), "files": files})
     said = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.failed:
         said.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.cli.command import command, joined
+from difformer import training, zoo
+from difformer.cli.command import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, command, joined, key_values, option
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import DEFAULT_MODEL, Data, load, read_settings
-from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, option, setting_words
+from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Data, load, read_settings, setting_words
 from difformer.cli.output import Output, clock_time, counted, listed, shown
 from difformer.distributed import rank, under_torchrun
 from difformer.errors import UserError
+from difformer.experiments import presets
+from difformer.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from difformer.data import Task
-    from difformer.training.run_folder import TaskSource
+    from difformer.training import TaskSource
     from difformer.training.study import Question, Trial, Tuned
 
 SHOWN = 5
@@ -35,7 +36,7 @@ def tune(
         "Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL
     ),
     trials: int = option("Settings to try per model, including the defaults and earlier calls.", 20, low=1),
-    seconds: float | None = option("Start no trial after that time."),
+    seconds: float = option("Start no trial after that time.", math.inf),
     jobs: int = option("Processes that work at the same time.", 1, low=1),
     seeds: int = option("Runs that a trial averages over, one per split.", 1, low=1),
     sampler: str = option("random, tpe (guided), or grid (points in order).", "random"),
@@ -54,11 +55,11 @@ def tune(
 
     Tunes one model or several (--models), in one process, in several (--jobs), stacked on a GPU or over the ranks of
     torchrun; the same command continues a study that ended or was interrupted. The best settings of each model become
-    a preset file. The defaults are always the first trial. The other values are those of the literature for a known
-    data set, and values around the defaults for your own data; --space replaces them, and --set holds a setting fixed.
+    a preset file. The defaults are always the first trial, followed by the authors' settings for a known data set, or
+    by the settings that `difformer fit` starts from on your own data. The other values are those of the literature for
+    a known data set, and values around the defaults for your own data; --space replaces them, and --set holds a setting
+    fixed.
     """
-    from difformer.training.study import tune as search
-
     if under_torchrun() and (jobs > 1 or stacked):
         raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
     source = data.source()
@@ -77,14 +78,13 @@ def tune(
             output.say(f"  {key}: {', '.join(map(shown, values))}")
         if tried.fixed:
             output.say(f"  fixed: {listed(tried.fixed)}")
-    given: dict[str, Any] = {"trials": trials, "out": folder, "jobs": jobs, "device": device, "stacked": stacked}
-    given["seconds"] = math.inf if seconds is None else seconds
-    given["on_trial"] = partial(_tell, output=output, several=len(names) > 1)
+    given: dict[str, Any] = {"trials": trials, "seconds": seconds, "out": folder, "jobs": jobs, "device": device}
+    given |= {"stacked": stacked, "on_trial": partial(_tell, output=output, several=len(names) > 1)}
     try:
-        with joined(device) if under_torchrun() else nullcontext() as ranks:
+        with joined(device) as ranks:
             if ranks is not None:
                 output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-            found = search(task, questions, ranks=ranks, **given)
+            found = training.study.tune(task, questions, ranks=ranks, **given)
         if rank() > 0:  # rank 0 reports
             return
     except KeyboardInterrupt:
@@ -106,21 +106,14 @@ def _question(
     task: Task, source: TaskSource, model: str, axes: list[str] | None, held: list[str], **about: Any
 ) -> Question:
     """The default space of task and model, narrowed or widened by what the command line says."""
-    from difformer.experiments.presets import load_presets
-    from difformer.training.config import TrainConfig
-    from difformer.training.spaces import default_space
-    from difformer.training.study import Question
-    from difformer.zoo import find, options_of
-
-    known = [*TrainConfig().to_dict(), *options_of(model)]
-    published = [find(model).published.get(task.name, {})]
-    published += [
-        one.settings
-        for one in load_presets()
-        if (one.name, one.model, one.dataset, one.variant) == ("public-code", model, source.name, None)
-    ]
+    known = [*TrainConfig().to_dict(), *zoo.options_of(model)]
+    published = [zoo.find(model).published.get(task.name, {})]
+    wanted = ("public-code", model, source.name, None)
+    if source.name is None:  # where `difformer fit` starts
+        wanted = (OWN_PRESET, model, OWN_PRESET, None)
+    published += [one.settings for one in presets.load_presets() if one.identity == wanted]
     of_task: dict[str, Any] = {"own": source.name is None, "observed": task.edge_index is not None}
-    found = default_space(task.kind, model=model, rows=task.num_nodes, **of_task).only(known)
+    found = training.spaces.default_space(task.kind, model=model, rows=task.num_nodes, **of_task).only(known)
     named = {
         key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
         for key, text in key_values(axes, "--space").items()
@@ -129,7 +122,8 @@ def _question(
     if both := sorted(named.keys() & fixed.keys()):
         raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
     first = [{key: value for key, value in one.items() if key not in fixed} for one in published]
-    return Question(model, found.with_axes(named).with_fixed(fixed), first=tuple(one for one in first if one), **about)
+    space = found.with_axes(named).with_fixed(fixed)
+    return training.study.Question(model, space, first=tuple(one for one in first if one), **about)
 
 
 def _tell(trial: Trial, output: Output, several: bool) -> None:
@@ -142,10 +136,8 @@ def _tell(trial: Trial, output: Output, several: bool) -> None:
 
 def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, path: Path, output: Output) -> Any:
     """Writes the preset of one model, says what was found, and returns it as a document."""
-    from difformer.experiments import Preset, write_preset
-    from difformer.training.metrics import protocol_text
-
-    preset = Preset(
+    protocol = training.metrics.protocol_text(task.protocol, tuned.metric)
+    preset = presets.Preset(
         "tuned",
         question.model,
         task.name,
@@ -156,9 +148,9 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         validation=tuned.score,
         trials=len(tuned.trials),
         command=shlex.join(["difformer", *sys.argv[1:]]),
-        note=f"mean over {counted(question.runs, 'splits')}; {protocol_text(task.protocol, tuned.metric)}",
+        note=f"mean over {counted(question.runs, 'splits')}; {protocol}",
     )
-    write_preset(preset, path)
+    presets.write_preset(preset, path)
     values = {trial.number: trial.value for trial in tuned.trials if trial.value is not None}
     done = [trial for trial in tuned.trials if trial.number in values]
     best = sorted(done, key=lambda trial: values[trial.number], reverse=tuned.higher_is_better)
