@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from difformer import toml
 from difformer.experiments.presets import SHIPPED, Preset, read_preset
 from difformer.files import write_whole
-from difformer.training import toml
 
 
 def add_presets(text: str, presets: Iterable[Preset]) -> str:

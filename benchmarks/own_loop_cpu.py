@@ -2,11 +2,20 @@
 
 Forward, backward and Adam, hidden 64. `edge_index` must be as fast as `Graph`: the sorted graph is kept with the
 tensor.
+
+    python -m benchmarks.own_loop_cpu --out own_loop.jsonl
+
+writes the processor time that one thread takes, the fastest of steps in turns, so that other work matters little; with
+``--threads 2`` the time that passes.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -35,7 +44,8 @@ def _step(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, edges: objec
     return work
 
 
-def rows(repeats: int) -> Iterator[Row]:
+def steps() -> Iterator[tuple[str, float, dict[str, Work]]]:
+    """Each size in words, how many times faster it has to be, and a step of each kind."""
     for kernel, nodes, count, features, layers, faster in SIZES:
         generator = torch.Generator().manual_seed(0)
         x, y = torch.randn(nodes, features, generator=generator), torch.randint(0, 7, (nodes,), generator=generator)
@@ -43,10 +53,46 @@ def rows(repeats: int) -> Iterator[Row]:
         options = {"num_layers": layers, "diffusivity": kernel}
         kept, plain = (DIFFormer(features, 64, 7, **options) for _ in range(2))  # type: ignore[arg-type]
         theirs = literal.Model(features, 64, 7, layers=layers, kernel=kernel)
-        works = (_step(plain, x, y, edges), _step(kept, x, y, Graph(edges, nodes)), _step(theirs, x, y, edges))
-        index, graph, other = measure(*works, repeats=max(2, min(repeats, 5)))
-        work = f"{kernel}, N = {nodes:,}, {count:,} edges, {layers} layers"
+        works = {
+            "literal": _step(theirs, x, y, edges),
+            "edge_index": _step(plain, x, y, edges),
+            "Graph": _step(kept, x, y, Graph(edges, nodes)),
+        }
+        yield f"{kernel}, N = {nodes:,}, {count:,} edges, {layers} layers", faster, works
+
+
+def rows(repeats: int) -> Iterator[Row]:
+    for work, faster, works in steps():
+        other, index, graph = measure(*works.values(), repeats=max(2, min(repeats, 5)))
         alike = index.fastest <= 1.1 * graph.fastest
         yield Row(GROUP, work, index, "the same with Graph", graph, "≤ 1.1 × its time", alike)
         reached = other.fastest / index.fastest >= faster
         yield Row(GROUP, work, index, "literal model", other, f"≥ {faster:g} × faster", reached)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("own_loop.jsonl"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    clock = time.process_time if given.threads == 1 else time.perf_counter
+    device = f"processor with {given.threads} thread{'' if given.threads == 1 else 's'}"
+    for case, _, works in steps():
+        taken: dict[str, list[float]] = {column: [] for column in works}
+        for turn in range(given.repeats + 1):
+            for column, work in works.items():
+                start = clock()
+                work()
+                taken[column] += [clock() - start] if turn else []  # the first is a warm-up
+        for column, seconds in taken.items():
+            row = {"benchmark": "own loop, CPU", "case": case, "column": column, "ms": 1000 * min(seconds)}
+            row |= {"torch": torch.__version__, "device": device, "date": time.strftime("%F")}
+            with given.out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+            print(f"{case:56} {column:12} {row['ms']:9.1f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -109,11 +109,11 @@ def _rank(rank: int, size: int, port: int, folder: str, model: str, repeats: int
 
     from difformer.distributed.partition_folder import Partition
     from difformer.distributed.process_group import join
-    from difformer.distributed.rank_trainer import ShardedTrainer
+    from difformer.distributed.rank_trainer import sharded_trainer
 
     with join("cpu") as ranks:
         partition = Partition.open(folder)
-        trainer = ShardedTrainer(partition, partition.shard(ranks), 0, _config(model), 0)
+        trainer = sharded_trainer(partition, partition.shard(ranks), 0, _config(model), 0)
         times, work = [], []
         for _ in range(repeats + 1):  # the first is a warm-up
             ranks.wait_for_all()

@@ -9,10 +9,16 @@ cut short has treated all alike. Each finished trial is one line per protocol of
 the next stack starts; a process that is killed loses the stack in progress. Trials of OUT, of
 ``results/search/trials.jsonl`` and of files given by ``--resume`` are not repeated. No line contains a test score.
 
-Presets are written at the end, one per pair and protocol, to ``OUT/presets``:
+Processes share a search by ``--part``, a name for each: the part writes ``OUT/trials-PART.jsonl``, a pair is advanced
+by one process at a time, and each reads what the others have written.
 
-    difformer reproduce citation --presets OUT/presets --preset common --models difformer-s,off,gcn+ --runs-only
-    python -m benchmarks.add_presets OUT/presets/*.toml          # into the package
+Presets are written at the end to ``OUT/presets/1``, ``OUT/presets/2``, …: the finalists of each pair and protocol, best
+first. Each makes its final runs, and the one with the best validation score over them becomes the preset:
+
+    difformer reproduce citation --presets OUT/presets/1 --preset common --models difformer-s,off,gcn+ --runs-only
+    difformer reproduce citation --presets OUT/presets/2 --preset common --models difformer-s,off,gcn+ --runs-only
+    python -m benchmarks.search_gpu --out OUT --conclude --ledgers results/*/runs.jsonl
+    python -m benchmarks.add_presets OUT/presets/1/*.toml          # into the package
 """
 
 from __future__ import annotations
@@ -31,14 +37,17 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import filelock
 import torch
 from scipy.stats import qmc
 
+from difformer import toml
 from difformer.data import DataError, Task, load
+from difformer.errors import UserError
 from difformer.experiments.cells import defaults_of_base
 from difformer.experiments.ledger import append_line, code_version, complete, identity, read_lines
 from difformer.experiments.presets import Preset, load_presets, write_preset
-from difformer.training import NonFiniteLossError, toml, train_one
+from difformer.training import NonFiniteLossError, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.journal import Run
@@ -70,6 +79,9 @@ class Pair:
         base: Model that it is a variant of; may be empty.
         axes: Values that compete, ``features`` included.
         candidates: Settings of the protocol that are always among the trials.
+        settings: Settings of the data set that do not compete, such as its loss.
+        variant: Of presets for the data set, if a section of a table asks for one.
+        final_seeds: Final runs per setting.
     """
 
     key: str
@@ -79,6 +91,9 @@ class Pair:
     base: str = ""
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     candidates: tuple[Mapping[str, Any], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    variant: str | None = None
+    final_seeds: int = 10
 
     @property
     def name(self) -> str:
@@ -120,7 +135,8 @@ class Trial:
 def read_protocol(path: Path = PROTOCOL) -> dict[str, Any]:
     """The ``[search]`` part of the protocol, with the lengths of final runs as ``final``."""
     found = toml.loads(path.read_text(encoding="utf-8"))
-    return {**found["search"], "final": {key: value for key, value in found["final"].items() if key in LENGTH}}
+    final = {key: value for key, value in found["final"].items() if key in LENGTH}
+    return {**found["search"], "final": final, "final_seeds": found["final"]["seeds"]}
 
 
 def pairs_of(protocol: Mapping[str, Any], systems: Sequence[str] = (), data: Sequence[str] = ()) -> list[Pair]:
@@ -137,13 +153,19 @@ def pairs_of(protocol: Mapping[str, Any], systems: Sequence[str] = (), data: Seq
         for name in names:
             if name not in there:
                 raise SystemExit(f"{option}: there is no {name!r}; known are {', '.join(there)}")
-    return [_pair(known[key], sets[name], protocol) for key in systems or known for name in data or sets]
+    return [
+        _pair(known[key], sets[name], protocol)
+        for key in systems or known
+        for name in data or sets
+        if key in sets[name].get("systems", protocol["systems"])
+    ]
 
 
 def _pair(system: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any]) -> Pair:
     model = system.get("model", system["key"])
     known = {*TrainConfig().to_dict(), *options_of(model)} - {*LENGTH}
-    axes = {key: tuple(values) for key, values in find(model).space.items() if key in known}
+    space = {**find(model).space, **{key: one for key, one in data.get("axes", {}).items() if key in find(model).space}}
+    axes = {key: tuple(values) for key, values in space.items() if key in known}
     if features := protocol["features"].get(data["dataset"]):
         axes["features"] = tuple(features)
     protocols = tuple(data.get("protocols", ("",)))
@@ -152,23 +174,29 @@ def _pair(system: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[
         for one in protocol.get("candidate", ())
         if data["dataset"] in one["datasets"] and model in one["models"]
     )
-    return Pair(system["key"], model, data["dataset"], protocols, system.get("base", ""), axes, candidates)
+    return Pair(
+        system["key"], model, data["dataset"], protocols, system.get("base", ""), axes, candidates,
+        data.get("settings", {}), data.get("variant"), data.get("final_seeds", protocol["final_seeds"]),
+    )  # fmt: skip
 
 
 def first_settings(pair: Pair) -> list[Settings]:
     """Settings that are always among the trials: published ones, presets and candidates, with all features."""
     known = {*TrainConfig().to_dict(), *options_of(pair.model)} - {*LENGTH}
-    presets = [p for p in load_presets() if p.dataset == pair.dataset and p.model in (pair.model, pair.base)]
+    # Presets of this search are among its trials.
+    models = (pair.model, pair.base)
+    presets = [p for p in load_presets() if p.dataset == pair.dataset and p.model in models and p.name != "common"]
     published = find(pair.model).published
     given: list[Mapping[str, Any]] = [published[pair.dataset]] if pair.dataset in published else [*published.values()]
     # A variant of another model starts from that model's defaults.
     start = defaults_of_base(pair.model, pair.base)
-    given += [{**start, **one.settings} for one in presets if one.variant in (None, *pair.protocols)]
+    variants = (None, pair.variant, *pair.protocols)
+    given += [{**start, **one.settings} for one in presets if one.variant in variants and "graph" not in one.settings]
     given += [{**start, **one} for one in pair.candidates]
     chosen: list[Settings] = []
     for settings in given:
         for features in pair.axes.get("features", (None,)):
-            one = {key: value for key, value in settings.items() if key in known}
+            one = {key: value for key, value in settings.items() if key in known and key not in pair.settings}
             one |= {"features": features} if features else {}
             if one not in chosen:
                 chosen.append(one)
@@ -178,18 +206,14 @@ def first_settings(pair: Pair) -> list[Settings]:
 def blocks_of(pair: Pair, protocol: Mapping[str, Any], done: Sequence[Trial]) -> Iterator[list[Settings]]:
     """Settings that share one shape, block by block: first settings, Sobol points, and variations of the best so far.
 
-    A published setting leads its block. The list depends on `done` in its last part only.
+    No other setting is tried before all first settings were. The list depends on `done` in its last part only.
     """
     size, seed, total = protocol["settings_per_shape"], protocol["seed"], protocol["trials"]
-    leaders = first_settings(pair)
     shapes: dict[str, list[Settings]] = {}
-    for one in leaders:
+    for one in first_settings(pair):
         shapes.setdefault(str({key: one.get(key) for key in pair.shape}), []).append(one)
-    number = 0
-    for group in shapes.values():
-        rates = _sobol(pair.rates, number * size, size, seed + 1)
-        yield [*group, *({**group[0], **one} for one in rates)][: max(size, len(group))]
-        number += 1
+    yield from shapes.values()
+    number = len(shapes)
     half = max(number + 1, total // size // 2)
     tried = 0
     while number < half and tried < 64:
@@ -243,6 +267,7 @@ class Search:
         known: Lines of earlier calls.
         device: Where to train.
         deadline: `time.monotonic` after which nothing new starts and running stacks stop.
+        part: Name of this process if several share the search; empty if it is the only one.
     """
 
     def __init__(
@@ -253,15 +278,21 @@ class Search:
         known: Sequence[Line],
         device: torch.device,
         deadline: float,
+        part: str = "",
     ) -> None:
-        self.path, self.protocol, self.pairs = out / "trials.jsonl", protocol, pairs
+        self.out, self.part = out, part
+        self.path, self.protocol, self.pairs = out / f"trials{part and '-' + part}.jsonl", protocol, pairs
         self.device, self.deadline, self.made = device, deadline, 0
         self.tasks: dict[str, tuple[Task, list[tuple[str, int]]] | None] = {}
         self.trials: dict[str, dict[str, Trial]] = {pair.name: {} for pair in pairs}
-        asked = {pair.question(name): (pair, name) for pair in pairs for name in pair.protocols}
+        self.asked = {pair.question(name): (pair, name) for pair in pairs for name in pair.protocols}
+        self.enter(known)
+
+    def enter(self, known: Sequence[Line]) -> None:
+        """Lines of other calls; a line may come twice."""
         for line in known:
-            if line["pair"] in asked:
-                pair, name = asked[line["pair"]]
+            if line["pair"] in self.asked:
+                pair, name = self.asked[line["pair"]]
                 settings = {**line["settings"], **_features(line)}
                 self._enter(pair, settings, name, line)
 
@@ -275,30 +306,64 @@ class Search:
 
     def run(self) -> None:
         """Round by round, pair by pair: new settings for their first epochs, then the best of them at full length."""
-        for number in range(1, ROUNDS + 1):
-            goal = self.protocol["trials"] * number // ROUNDS
-            for pair in self.pairs:
-                for group in self._new(pair, goal):
-                    if self.over():
-                        return
-                    self._train(pair, group, rung=1)
-                for group in self._promoted(pair, goal):
-                    if self.over():
-                        return
-                    self._train(pair, group, rung=2)
+        goals = [self.protocol["trials"] * number // ROUNDS for number in range(1, ROUNDS + 1)]
+        waiting = [(goal, pair) for goal in goals for pair in self.pairs]
+        while waiting and not self.over():
+            done = next((one for one in waiting if self._advanced(*one)), None)
+            if done:
+                waiting.remove(done)
+            else:
+                time.sleep(1.0)  # other processes work on all that are left
+
+    def _advanced(self, goal: int, pair: Pair) -> bool:
+        """Bring a pair to `goal` trials; False if another process is at work on it."""
+        if not self.part:
+            self._advance(goal, pair)
+            return True
+        try:
+            held = filelock.FileLock(self.out / "locks" / pair.name).acquire(timeout=0)
+        except filelock.Timeout:
+            return False
+        with held:
+            for path in sorted(self.out.glob("trials-*.jsonl")):
+                self.enter(read_lines(path))
+            self._advance(goal, pair)
+        return True
+
+    def _advance(self, goal: int, pair: Pair) -> None:
+        first = 1 if self._config(pair, {}, rung=1).epochs < self._config(pair, {}).epochs else 2
+        for group in self._new(pair, goal):
+            if self.over():
+                return
+            self._train(pair, group, rung=first)
+        for group in self._promoted(pair, goal):
+            if self.over():
+                return
+            self._train(pair, group, rung=2)
 
     def _new(self, pair: Pair, goal: int) -> Iterator[list[Settings]]:
-        """Settings without a trial, in groups that train as one stack, until `goal` trials are there."""
+        """Settings without a trial, in groups that train as one stack, until `goal` trials are there.
+
+        First settings are tried even if the goal is reached without them.
+        """
         known = self.trials[pair.name]
+        leaders = {self._id(pair, one) for one in first_settings(pair)}
         for count, block in enumerate(blocks_of(pair, self.protocol, list(known.values()))):
-            if len(known) >= goal or count > 4 * self.protocol["trials"] or self.over():
+            # A trial of an earlier search that lacks a protocol does not count, and is made again if it is drawn.
+            there = {name for name, one in known.items() if {*one.first, *one.full} >= {*pair.protocols}}
+            left = {name: one for one in block if (name := self._id(pair, one)) not in there}
+            if not left.keys() <= leaders:
+                if len(there) >= goal or count > 4 * self.protocol["trials"]:
+                    return
+                left = dict(list(left.items())[: goal - len(there)])
+            if self.over():
                 return
-            left = {name: one for one in block if (name := self._id(pair, one)) not in known}
-            yield from self._groups(pair, list(left.values())[: goal - len(known)])
+            yield from self._groups(pair, list(left.values()))
 
     def _promoted(self, pair: Pair, goal: int) -> Iterator[list[Settings]]:
         """Settings that are among the best of any protocol and have not been trained at full length."""
-        trials, count = list(self.trials[pair.name].values()), max(1, int(goal * self.protocol["kept"]))
+        trials = list(self.trials[pair.name].values())
+        count = max(1, int(max(goal, len(trials)) * self.protocol["kept"]))
         chosen: list[Settings] = []
         for name in pair.protocols:
             for trial in sorted(trials, key=lambda one: -one.score(name))[:count]:
@@ -315,13 +380,14 @@ class Search:
 
     def _config(self, pair: Pair, settings: Settings, rung: int = 2) -> TrainConfig:
         length = {key: self.protocol[key] for key in ("epochs", "patience", "eval_every")}
+        settings = {key: value for key, value in settings.items() if key != "features"}
+        settings = {**settings, **length, **pair.settings}
         if rung == 1:
-            length |= {"epochs": min(length["epochs"], self.protocol["first_epochs"]), "patience": None}
-        return make_config(pair.model, {**{k: v for k, v in settings.items() if k != "features"}, **length})
+            settings |= {"epochs": min(settings["epochs"], self.protocol["first_epochs"]), "patience": None}
+        return make_config(pair.model, settings)
 
     def _id(self, pair: Pair, settings: Settings) -> str:
-        every = {key: value for key, value in complete(self._config(pair, settings)).items() if key not in LENGTH}
-        return identity(settings=every, features=settings.get("features"))
+        return _settings_name(complete(self._config(pair, settings)), settings.get("features"))
 
     def _task(self, pair: Pair, features: str | None) -> tuple[Task, list[tuple[str, int]]] | None:
         """The data with the splits of all protocols, and the protocol and split of each run."""
@@ -353,9 +419,14 @@ class Search:
         configs = [self._config(pair, settings, rung) for settings in group]
         try:
             results = self._results(task, configs, runs)
-        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError, UserError) as error:
+            if "CUDA error" in str(error):  # nothing more can be computed in this process
+                raise
+            if self.part and isinstance(error, torch.cuda.OutOfMemoryError):
+                return  # other processes had the memory: no result of this setting
             results = [error] * (len(group) * len(runs))
-            torch.cuda.empty_cache()
+        finally:
+            torch.cuda.empty_cache()  # other processes may need it
         if results is None:
             return
         seconds = (time.perf_counter() - began) / len(group)
@@ -427,42 +498,93 @@ class Search:
         print(f"{pair.name} [{count}] {', '.join(said)}, {seconds:.1f} s", flush=True)
 
 
+@dataclass(frozen=True)
+class FinalRuns:
+    """Final runs of one setting, all of the same length."""
+
+    length: Mapping[str, Any]  # the `LENGTH` of their settings
+    valid: dict[int, float] = field(default_factory=dict)  # validation scores by seed
+
+    @property
+    def mean(self) -> float:
+        return sum(self.valid.values()) / len(self.valid)
+
+
+def _finals(ledger: Sequence[Line]) -> dict[tuple[str, str], list[FinalRuns]]:
+    """Final runs by what they answer and their settings; those with the most patience first."""
+    found: dict[tuple[str, str], list[FinalRuns]] = {}
+    for line in ledger:
+        if line.get("status") == "done" and line.get("preset") == "common":
+            options = {key: value for key, value in line["data_options"].items() if key != "features"}
+            question = identity(system=line["system"], dataset=line["dataset"], options=options)
+            name = question, _settings_name(line["settings"], line["data_options"].get("features"))
+            runs = FinalRuns({key: line["settings"][key] for key in LENGTH if key in line["settings"]})
+            same = [one for one in found.setdefault(name, []) if one.length == runs.length]
+            found[name] += [] if same else [runs]
+            (same[0] if same else runs).valid[line["seed"]] = line["valid"]
+    for every in found.values():
+        every.sort(key=lambda runs: -(runs.length.get("patience") or math.inf))
+    return found
+
+
+def _settings_name(settings: Mapping[str, Any], features: str | None) -> str:
+    return identity(settings={key: value for key, value in settings.items() if key not in LENGTH}, features=features)
+
+
 def _features(line: Line) -> Settings:
     return {"features": line["data_options"]["features"]} if "features" in line["data_options"] else {}
 
 
-def conclude(search: Search, out: Path) -> list[Path]:
-    """Write the best setting of each pair and protocol as a preset, and print how many trials it had."""
+def conclude(search: Search, out: Path, ledger: Sequence[Line] = ()) -> list[Path]:
+    """Write the finalists of each pair and protocol as presets, and print how many trials the pair had.
+
+    Settings whose final runs are complete come first, in the order of their mean validation score over these runs;
+    others follow in the order of the search.
+
+    Args:
+        search: With all trials.
+        out: Gets ``presets/1`` with the best of each, ``presets/2`` with the second, and so on.
+        ledger: Lines of final runs.
+    """
     written = []
+    finals = _finals(ledger)
     for pair in search.pairs:
         for name in pair.protocols:
-            trials = [one for one in search.trials[pair.name].values() if name in {**one.first, **one.full}]
-            best = max(trials, key=lambda one: one.score(name, full=True), default=None)
-            if best is None or best.score(name, full=True) == -math.inf:
-                continue
-            settings = dict(best.settings)
-            data = {"features": settings.pop("features")} if "features" in settings else {}
-            variant = name if name == "authors" else None
-            preset = Preset(
-                "common",
-                pair.model,
-                pair.dataset,
-                settings={**settings, **search.protocol["final"]},
-                source="a search over the system's own space under the common protocol, chosen on validation",
-                protocol=name or None,
-                metric=best.metric or None,
-                validation=round(abs(best.score(name, full=True)), 6),
-                trials=len(trials),
-                runs=search.protocol["runs"],
-                command="python -m benchmarks.search_gpu",
-                variant=variant,
-                data=data,
-            )
-            path = out / "presets" / f"{pair.dataset}{f'-{variant}' if variant else ''}-{pair.key}.toml"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_preset(preset, path)
-            written.append(path)
-            print(f"{path.stem}: {len(trials)} trials, best {preset.validation:.4f}: {settings} {data}")
+            trials = {key: one for key, one in search.trials[pair.name].items() if name in {**one.first, **one.full}}
+            ranked = []
+            for key, one in trials.items():
+                every = finals.get((pair.question(name), key), [])
+                runs = next((one for one in every if len(one.valid) >= pair.final_seeds), None)
+                if runs is not None:
+                    ranked.append((1, runs.mean if one.higher else -runs.mean, len(runs.valid), runs.length, one))
+                elif (score := one.score(name, full=True)) > -math.inf:
+                    ranked.append((0, score, search.protocol["runs"], search.protocol["final"], one))
+            ranked.sort(key=lambda entry: entry[:2], reverse=True)
+            for place, (_, score, runs_of, length, best) in enumerate(ranked[: search.protocol["finalists"]], 1):
+                settings = dict(best.settings)
+                data = {"features": settings.pop("features")} if "features" in settings else {}
+                variant = name if name == "authors" else pair.variant
+                preset = Preset(
+                    "common",
+                    pair.model,
+                    pair.dataset,
+                    settings={**settings, **length, **pair.settings},
+                    source="a search over the system's own space under the common protocol, chosen on validation",
+                    protocol=name or None,
+                    metric=best.metric or None,
+                    validation=round(abs(score), 6),
+                    trials=len(trials),
+                    runs=runs_of,
+                    command="python -m benchmarks.search_gpu",
+                    variant=variant,
+                    data=data,
+                )
+                file = f"{pair.dataset}{f'-{variant}' if variant else ''}-{pair.key}.toml"
+                path = out / "presets" / str(place) / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_preset(preset, path)
+                written.append(path)
+                print(f"{place} {path.stem}: {len(trials)} trials, {preset.validation:.4f}: {settings} {data}")
     return written
 
 
@@ -476,19 +598,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("trials", "runs", "epochs"):
         parser.add_argument(f"--{name}", type=int, help="in place of the protocol's")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--part", default="", help="name of this process, if several share the search")
+    parser.add_argument("--ledgers", type=Path, nargs="*", default=[], help="final runs that choose among finalists")
     parser.add_argument("--conclude", action="store_true", help="run nothing; write presets of what is done")
     given = parser.parse_args(arguments)
     protocol = read_protocol()
     protocol |= {key: value for key in ("trials", "runs", "epochs") if (value := getattr(given, key)) is not None}
     given.out.mkdir(parents=True, exist_ok=True)
-    known = [line for path in (STORED, *given.resume, given.out / "trials.jsonl") for line in read_lines(path)]
+    own = sorted(given.out.glob("trials*.jsonl"))
+    known = [line for path in (STORED, *given.resume, *own) for line in read_lines(path)]
     torch.set_float32_matmul_precision(protocol["matmul_precision"])
     pairs, deadline = pairs_of(protocol, given.systems, given.data), time.monotonic() + given.seconds
-    search = Search(given.out, protocol, pairs, known, resolve(given.device), deadline)
+    search = Search(given.out, protocol, pairs, known, resolve(given.device), deadline, given.part)
     if not given.conclude:
+        (given.out / "locks").mkdir(exist_ok=True)
         search.run()
         print(f"{search.made} trials made, {len(known)} lines were there", flush=True)
-    conclude(search, given.out)
+    if not given.part:
+        conclude(search, given.out, [line for path in given.ledgers for line in read_lines(path)])
     return 0
 
 

@@ -1,11 +1,12 @@
 """Writes ``docs/speed.md`` and its figure from ``benchmarks/results.json``.
 
     python -m benchmarks.own_loop_gpu --out lines.jsonl
+    python -m benchmarks.own_loop_cpu --out lines.jsonl
     python -m benchmarks.scaling_curve --out lines.jsonl
-    python -m benchmarks.speed_page --add lines.jsonl      # into results.json, in place of the same measurements
+    python -m benchmarks.speed_page --add lines.jsonl --commit 1a2b3c4     # in place of the same measurements
 
-Every number of the page is read from that file, which also says on which device, with which version of torch and when
-it was measured.
+Every number of the page is read from that file, which also says on which device, with which version of torch, when and
+at which commit it was measured.
 """
 
 from __future__ import annotations
@@ -22,20 +23,26 @@ Row = dict[str, Any]
 TEXT = """# Speed and memory
 
 `python -m benchmarks.speed_page` writes this page from `benchmarks/results.json`; the scripts that measure are
-`benchmarks/own_loop_gpu.py` and `benchmarks/scaling_curve.py`. Compare ratios: small graphs wait for Python, so times
-depend on the processor.
+`benchmarks/own_loop_gpu.py`, `own_loop_cpu.py` and `scaling_curve.py`. Compare ratios: small graphs wait for Python,
+so times depend on the processor.
 
 ## One training step in your own loop
 
 Measured on {loop_on}. Forward pass, backward pass and Adam, 64
 channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all pairs; random graphs of the sizes named.
 *literal* is the model written down as formulas in PyTorch, as the authors' code has it. `tf32` means
-`torch.set_float32_matmul_precision("high")`. The compiled columns were measured in a run of their own, so compare them
-with the others only roughly.
+`torch.set_float32_matmul_precision("high")`, `bf16` autocast. `edge_index` and `Graph` say how the graph is given: the
+work is the same from the second step on, so the difference between the two columns is the noise of the measurement.
+Memory is all that is held on the device, with a second copy of the sorted graph from the column `Graph` on.
 
 {loop}
 
-Small graphs wait for Python. Two lines remove most of that wait:
+The same with a compiled model, on {compiled_on}. The two tables come from
+different runs, perhaps on different machines, so compare them only roughly.
+
+{compiled}
+
+Small graphs wait for Python. Compiling removes most of that wait, and a fused optimiser launches fewer kernels:
 
 ```python
 import torch
@@ -48,16 +55,19 @@ optimizer = torch.optim.Adam(model.parameters(), fused=True)     # one kernel fo
 
 The built-in trainer records whole epochs as CUDA graphs and needs neither.
 
+On a CPU, one step with 128 features, without dropout: processor time for one thread, elapsed time for more.
+
+{cpu}
+
 ## Time and memory against the number of nodes
 
-Measured on {curve_on}. One training step of three layers of 64 channels on a random graph of degree 20, float32;
-memory is what the step takes beside its inputs. DIFFormer-a is
-left out where a step would take more than six seconds, and a million nodes were measured for DIFFormer-s alone.
-`checkpoint=True` recomputes layers in the backward pass.
+One training step of three layers of 64 channels on a random graph of degree 20, float32; memory is what the step takes
+beside its inputs. Sizes at which a step would take several seconds are left out. `checkpoint=True`
+recomputes layers in the backward pass. The figure shows the first table.
 
 {curve}
 
-![Seconds and gigabytes per training step against the number of nodes](scaling.svg)
+![Milliseconds and gigabytes per training step against the number of nodes](scaling.svg)
 """
 
 
@@ -96,21 +106,40 @@ def origin(rows: Sequence[Row]) -> str:
     """Device, version and days of measurements."""
     days = sorted({row["date"] for row in rows})
     where = ", ".join(dict.fromkeys(f"one {row['device']} with torch {row['torch']}" for row in rows))
-    return f"{where} ({' to '.join(dict.fromkeys((days[0], days[-1])))})"
+    commits = dict.fromkeys(row.get("commit", "not noted") for row in rows)
+    return f"{where} ({' to '.join(dict.fromkeys((days[0], days[-1])))}; commit {', '.join(commits)})"
 
 
 def page(rows: Sequence[Row]) -> str:
-    loop = [row for row in rows if row["benchmark"] == "own loop"]
-    for row in loop:
+    every = [row for row in rows if row["benchmark"] == "own loop"]
+    for row in every:
         row["shown"] = row["column"] if row["precision"] == "float32" else f"{row['column']}, {row['precision']}"
-    curve = [row for row in rows if row["benchmark"] == "scaling"]
+    cpu = [row for row in rows if row["benchmark"] == "own loop, CPU"]
+    compiled = [row for row in every if row["column"].startswith("compiled")]
+    loop = [row for row in every if row not in compiled]
     parts = {
         "loop_on": origin(loop),
         "loop": "\n".join(table(loop, "case", "shown", "size")),
-        "curve_on": origin(curve),
-        "curve": "\n".join(table(curve, "nodes", "system", "nodes")),
+        "compiled_on": origin(compiled),
+        "compiled": "\n".join(table(compiled, "case", "shown", "size")),
+        "cpu": tables(cpu, "case", "column", "size"),
+        "curve": tables([row for row in rows if row["benchmark"] == "scaling"], "nodes", "system", "nodes"),
     }
     return TEXT.format(**parts)
+
+
+def tables(rows: Sequence[Row], down: str, across: str, first: str) -> str:
+    """A table for each device that was measured."""
+    each = (
+        f"Measured on {origin(part)}.\n\n" + "\n".join(table(part, down, across, first)) for part in by_device(rows)
+    )
+    return "\n\n".join(each)
+
+
+def by_device(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each device, GPUs first."""
+    devices = sorted(dict.fromkeys(row["device"] for row in rows), key=lambda device: "NVIDIA" not in device)
+    return [[row for row in rows if row["device"] == device] for device in devices]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -137,13 +166,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="files of measurements, one JSON line each")
+    parser.add_argument("--commit", help="of the package that was measured")
     given = parser.parse_args(arguments)
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     for path in given.add:
-        rows += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows += [row | ({"commit": given.commit} if given.commit else {}) for row in found]
     rows = merged(rows)
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
-    draw([row for row in rows if row["benchmark"] == "scaling"], FIGURE)
+    draw(by_device([row for row in rows if row["benchmark"] == "scaling"])[0], FIGURE)
     PAGE.write_text(page(rows), encoding="utf-8")
 
 

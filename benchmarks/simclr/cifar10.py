@@ -39,7 +39,7 @@ from benchmarks.simclr import (
     train_simclr,
 )
 from benchmarks.simclr.encoding import resolve_device
-from difformer.data.datasets.images import pca_features
+from difformer.data.datasets.instances import pca_features
 
 Array = np.ndarray[Any, Any]
 Row = tuple[str, ...]

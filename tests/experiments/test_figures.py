@@ -126,6 +126,21 @@ def test_attention_off_is_drawn_with_the_batch_sizes():
     assert "attention off" not in legend(fig)
 
 
+def test_robustness_draws_complete_runs_of_the_settings_in_use():
+    reed = {"labels-1": 0.6, "labels-5": 0.7, "edges-0": 0.8, "edges-1": 0.5}
+    lines = [line("mlp", s, v, data=f"facebook100-reed98-{key}") for key, v in reed.items() for s in range(5)]
+    lines += [line("mlp", s, 0.1, data="facebook100-reed98-labels-1", preset="best") for s in range(5)]  # earlier
+    lines += [line("gcn+", 0, 0.2, data="facebook100-reed98-labels-1")]  # one of five
+    lines += [line("mlp", s, 0.3, data="facebook100-johnshopkins55-labels-1") for s in range(5)]  # no edge curve
+    fig = draw(summarise(find("robustness"), lines, (), quick=False))
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["Facebook100, Reed"] * 2
+    drawn = [[list(one.get_ydata()) for one in ax.lines if len(one.get_ydata()) == 2] for ax in fig.axes]
+    assert [60.0, 70.0] in [pytest.approx(one) for one in drawn[0]]
+    assert legend(fig)[0] == "MLP"
+    assert "GCN+" not in legend(fig)
+    assert not any(10 <= value <= 30 for panel in drawn for one in panel for value in one)
+
+
 @pytest.mark.parametrize(
     ("panel", "said"),
     [

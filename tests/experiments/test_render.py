@@ -12,6 +12,7 @@ from scipy import stats
 from small_experiment import ABSENT, BLOCKS, SMALL, line
 
 from difformer.experiments.analysis import summarise
+from difformer.experiments.cells import Request, cells
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset
 from difformer.experiments.render import markdown, write_results
@@ -295,6 +296,14 @@ def test_rows_of_earlier_presets_are_named():
     assert found.counted == "6 of 18 runs, and 3 from earlier presets"
 
 
+def test_tuned_rows_have_the_trials_that_their_preset_knows_today():
+    (cell,) = cells(CORA, PRESETS, Request(models=("gcn",)))
+    lines = of("gcn", preset="paper", trials=4, settings_id=cell.settings_id())
+    assert section(lines, PRESETS).rows[1].budget == "16"
+    earlier = of("gcn", preset="paper", trials=4)
+    assert section(earlier, PRESETS).rows[1].budget == "4"
+
+
 def test_data_that_are_not_bit_identical_are_reported():
     one, other = (
         [{**run, "fingerprint": mark * 10} for run in of(key)] for mark, key in (("ab", "gcn"), ("cd", "mlp"))
@@ -302,6 +311,10 @@ def test_data_that_are_not_bit_identical_are_reported():
     assert "fingerprints" not in markdown(summary(one))
     text = markdown(summary([*one, *other[:1]]))
     assert "the fingerprints start with abababab (3 runs), cdcdcdcd (1 run)." in text
+    # Raw and row-normalised features are different data on purpose.
+    raw = [{**run, "data_options": {"features": "raw"}} for run in other]
+    assert "fingerprints" not in markdown(summary([*one, *raw]))
+    assert "Not all runs with raw features used" in markdown(summary([*one, *raw[:2], {**raw[2], "fingerprint": "ef"}]))
 
 
 def test_a_section_that_could_not_be_run_does_not_say_nothing_was_run_yet():
@@ -342,6 +355,34 @@ def test_the_page_has_one_row_per_data_set_and_answers_the_question(tmp_path):
     assert "K = 2" not in text  # numbers of a quick form are never shown
     with pytest.raises(FileNotFoundError, match="no folder"):
         write_results(tmp_path / "absent", tmp_path / "x.md")
+
+
+def test_the_page_names_rivals_that_are_best_on_test_but_not_on_validation(tmp_path):
+    folder = filled(tmp_path / "results")
+    ledger = Ledger(folder / "citation")
+    for seed in range(5):
+        run = line("gat", seed, 0.85, data="cora-authors", quick=False)
+        ledger.append({**run, "valid": 0.1, "split": "one", "preset": "paper"})
+    write_results(folder, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "80.20±0.16 (GCN)" in text  # chosen on validation
+    said = (
+        "another rival has the best test score, though a worse validation score: Cora, the authors' split: GAT, 85.00."
+    )
+    assert f"On 1 of the 1 rows {said}" in text
+
+
+def test_the_page_says_what_attention_adds_with_fewer_labels_and_edges(tmp_path):
+    folder = filled(tmp_path / "results")
+    ledger = Ledger(folder / "robustness")
+    for key, scores in {"labels-1": (0.50, 0.40), "edges-1": (0.60, 0.65), "edges-0": (0.7, None)}.items():
+        for system, score in zip(("difformer-s", "off"), scores, strict=True):
+            for seed in range(5 if score else 0):
+                data, more = f"facebook100-reed98-{key}", 0.01 * seed * (system == "off")
+                ledger.append(line(system, seed, (score or 0) + more, data=data, quick=False))
+    write_results(folder, tmp_path / "page.md")
+    rows = [row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| Facebook100, Reed")]
+    assert rows == ["| Facebook100, Reed | **+8.0** | – | – | – | – | – | – | – | **-7.0** |"]
 
 
 def test_a_page_without_full_runs_says_so(tmp_path):

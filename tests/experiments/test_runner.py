@@ -107,6 +107,16 @@ def test_runs_of_other_data_are_reported(tmp_path, said):
     assert now in told
 
 
+def test_other_options_of_a_data_set_are_not_other_data(tmp_path, said):
+    for number in (120, 121):
+        options = {"num_nodes": number}
+        write_preset(Preset("best", "gcn", "sbm", settings={"epochs": 1}, data=options), tmp_path / "best.toml")
+        request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+        run(SMALL, tmp_path / "out", request, said.append)
+    assert len({one["fingerprint"] for one in Ledger(tmp_path / "out").read()}) == 2
+    assert not any("other data" in text for text in said)
+
+
 def test_a_line_records_everything_its_result_depends_on(tmp_path, said):
     run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("off",), seeds=2), said.append)
     lines = Ledger(tmp_path).read()

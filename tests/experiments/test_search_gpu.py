@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
+import filelock
 import pytest
 import torch
 
 from benchmarks import search_gpu
 from benchmarks.search_gpu import Pair, Search, blocks_of, conclude, first_settings, pairs_of, read_protocol
 from difformer.experiments.cells import choices, read_presets
-from difformer.experiments.ledger import read_lines
-from difformer.experiments.presets import load_presets
+from difformer.experiments.ledger import complete, read_lines
+from difformer.experiments.presets import load_presets, read_preset
 from difformer.experiments.spec import find, shared_systems
 from difformer.training.config import make_config
 
@@ -108,6 +110,80 @@ def test_unknown_names_are_refused():
         pairs_of(read_protocol(), [], ["coar"])
 
 
+def test_first_settings_are_tried_even_if_the_goal_is_reached_without_them(tmp_path):
+    settings = {"hidden_channels": 8, "num_layers": 1, "learning_rate": 0.1, "dropout": 0.25}
+    search(tmp_path).run()
+    later = search(tmp_path, pairs=(replace(SMALL, candidates=(settings,)),))
+    later.run()
+    tried = [line for line in read_lines(tmp_path / "trials.jsonl") if line["settings"]["dropout"] == 0.25]
+    assert [line["rung"] for line in tried] == [1]
+    assert len(later.trials[SMALL.name]) == 9
+
+
+def test_processes_that_share_a_search_do_not_work_on_the_same_pair(tmp_path):
+    (tmp_path / "locks").mkdir()
+    deadline = search_gpu.time.monotonic() + 1e9
+    other = Pair("mlp", "mlp", "karate", axes=AXES)
+    one = Search(tmp_path, PROTOCOL, (SMALL, other), [], torch.device("cpu"), deadline, "a")
+    with filelock.FileLock(tmp_path / "locks" / SMALL.name):
+        assert not one._advanced(4, SMALL)
+        assert one._advanced(4, other)
+    assert one._advanced(4, SMALL)
+    two = Search(tmp_path, PROTOCOL, (SMALL, other), [], torch.device("cpu"), deadline, "b")
+    two.run()
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"trials-a.jsonl", "trials-b.jsonl"}
+    lines = [line for path in tmp_path.glob("*.jsonl") for line in read_lines(path) if line["rung"] == 1]
+    assert len(lines) == 16
+    assert len({(line["pair"], json.dumps(line["settings"])) for line in lines}) == 16
+
+
+def test_settings_of_a_data_set_override_the_protocol_and_do_not_compete(tmp_path):
+    pair = replace(SMALL, settings={"epochs": 2, "learning_rate": 0.05}, variant="short")
+    found = search(tmp_path, pairs=(pair,))
+    found.run()
+    assert {line["epochs"] for line in read_lines(tmp_path / "trials.jsonl")} == {1, 2}
+    for path in conclude(found, tmp_path):
+        preset = read_preset(path)
+        assert (preset.variant, preset.settings["epochs"], preset.settings["learning_rate"]) == ("short", 2, 0.05)
+
+
+def test_final_runs_choose_among_finalists(tmp_path):
+    pair = Pair("gcn", "gcn", "cora", ("authors",), axes={**AXES, "features": ("raw",)})
+    shared = {"pair": pair.question("authors"), "higher_is_better": True, "data_options": {"features": "raw"}}
+    lines = [
+        {**shared, "rung": 2, "valid": valid, "settings": {"dropout": dropout}}
+        for valid, dropout in ((0.9, 0.1), (0.8, 0.2), (0.7, 0.3))
+    ]
+    found = Search(tmp_path, PROTOCOL, (pair,), lines, torch.device("cpu"), 0.0)
+    ledger = [
+        {
+            "status": "done",
+            "preset": "common",
+            "system": "gcn",
+            "dataset": "cora",
+            "data_options": {"protocol": "authors", "features": "raw"},
+            "settings": {
+                **complete(found._config(pair, {"dropout": dropout, "features": "raw"})),
+                "patience": patience,
+            },
+            "seed": seed,
+            "valid": valid,
+        }
+        for dropout, patience, valid, seeds in (
+            (0.1, 100, 0.81, 10),
+            (0.2, 200, 0.82, 10),
+            (0.2, 100, 0.7, 10),
+            (0.3, 200, 0.99, 9),
+        )
+        for seed in range(seeds)
+    ]
+    chosen = [read_preset(path) for path in conclude(found, tmp_path, ledger)]
+    assert [(one.settings["dropout"], one.settings["patience"], one.validation, one.runs) for one in chosen] == [
+        (0.2, 200, 0.82, 10),
+        (0.1, 100, 0.81, 10),
+    ]
+
+
 def test_the_best_setting_at_full_length_becomes_a_preset_that_tables_run_with(tmp_path):
     pair = Pair("gcn", "gcn", "cora", ("authors",), axes={**AXES, "features": ("raw",)})
     shared = {"pair": pair.question("authors"), "higher_is_better": True, "data_options": {"features": "raw"}}
@@ -116,9 +192,9 @@ def test_the_best_setting_at_full_length_becomes_a_preset_that_tables_run_with(t
         for rung, valid, dropout in ((1, 0.95, 0.3), (2, 0.5, 0.2), (2, 0.9, 0.1), (2, None, 0.4))
     ]
     found = Search(tmp_path, PROTOCOL, (pair,), lines, torch.device("cpu"), 0.0)
-    assert [path.name for path in conclude(found, tmp_path)] == ["cora-authors-gcn.toml"]
+    assert [path.name for path in conclude(found, tmp_path)] == ["cora-authors-gcn.toml"] * 2
     citation, gcn = find("citation"), shared_systems()["gcn"]
-    presets = read_presets(tmp_path / "presets")
+    presets = read_presets(tmp_path / "presets" / "1")
     data = {one.key: one for one in citation.data}
     (choice,) = choices(citation, data["cora-authors"], gcn, presets)
     assert (choice.name, choice.trials, choice.runs, choice.data) == ("common", 4, 2, {"features": "raw"})

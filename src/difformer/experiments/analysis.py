@@ -4,20 +4,21 @@ Means are over runs; deviations are sample standard deviations (n - 1). The best
 mean *validation* score (of ours, among rows of the common protocol if there are any); test scores are compared, never
 used to choose.
 
-There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
-with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
-speaks of that split only), and Holm's correction covers all comparisons of a section: `difformer.report.comparison`.
+There is one rule of significance: over the seeds and splits that two rows share, the tests of
+`difformer.report.comparison`, with Holm's correction for all comparisons of a section.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
-from difformer.data.errors import require
+from difformer.errors import require
 from difformer.experiments.cells import NO_TRAINING, UNTUNED, Request, cells, read_presets, wanted_cells
 from difformer.experiments.ledger import CellKey, Ledger, Line, cell_of, current, reasons
 from difformer.experiments.presets import Preset, read_toml
@@ -29,34 +30,35 @@ NOT_YET = "not run yet"
 # The preset `paper` was tuned here; under its own name it could be mistaken for the paper's figures.
 SHOWN = {"paper": "paper's grid"}
 PERCENT = ("accuracy", "rocauc", "f1", "f1-micro", "batch-rocauc")
-PUBLISHED = Path(__file__).with_name("published.toml")
+LABELS = {
+    "rocauc": "AUROC",
+    "mse": "MSE",
+    "broadcast-mse": "broadcast MSE",
+    "period-mse": "MSE in units of the period",
+    "batch-rocauc": "mean AUROC per batch",
+}
 PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
 _COLUMNS = ["seed", "split", "test", "valid", "seconds", "megabytes", "stacked", "place", "measures"]  # of no runs
-
-
-def pandas() -> Any:
-    """The pandas module, or an error that names the extra."""
-    return require("pandas", extra="figures", purpose="making tables of results")
+_NONE: Line = {"data_options": {}, "fingerprint": None}  # lines of old versions may have no such fields
+pandas = partial(require, "pandas", extra="figures", purpose="making tables of results")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A published figure in the units and digits of its source; `text` if the source prints no number."""
+    """A published figure as its source prints it, with its numbers if it has any."""
 
+    text: str
     mean: float | None = None
     deviation: float | None = None
-    digits: int = 1
-    text: str = ""
 
     def __str__(self) -> str:
-        given = [value for value in (self.mean, self.deviation) if value is not None]
-        return " ± ".join(f"{value:.{self.digits}f}" for value in given) or self.text
+        return self.text
 
 
 @cache
 def published() -> dict[str, Any]:
     """Everything in ``published.toml``: the paper's figures, and those measured with the authors' public code."""
-    return read_toml(PUBLISHED)
+    return read_toml(Path(__file__).with_name("published.toml"))
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
@@ -64,14 +66,14 @@ def figure(experiment: str, source: str, data: Data, system: str) -> Figure | No
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
     table: dict[str, Any] = next((tables[key] for key in keys if system in tables.get(key, {})), {})
-    found = table.get(system)
-    if found is None or isinstance(found, str):
-        return None if found is None else Figure(text=found)
-    # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
-    printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
-    digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    mean, deviation = (*map(float, found), None)[:2]
-    return Figure(mean, deviation, digits)
+    if (found := table.get(system)) is None:
+        return None
+    if isinstance(found, str):
+        return Figure(found)
+    # 65.20 is read as 65.2: all figures of one table have the same number of digits.
+    printed = [repr(value) for entry in table.values() if not isinstance(entry, str) for value in entry]
+    digits = max(len(value.partition(".")[2]) for value in printed)
+    return Figure(" ± ".join(f"{value:.{digits}f}" for value in found), *found)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,6 @@ class Row:
 
     @property
     def settings(self) -> str:
-        """Name of the preset in tables."""
         return SHOWN.get(self.preset, self.preset)
 
     @property
@@ -102,7 +103,6 @@ class Row:
         return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
 
     def first(self, what: str, default: Any = None) -> Any:
-        """A field of the first run."""
         return self.runs.iloc[0][what] if self.n and what in self.runs else default
 
     @property
@@ -120,7 +120,6 @@ class Row:
 
     @property
     def scale(self) -> int:
-        """`factor` of what is compared with published figures."""
         return self.factor(self.data.compare)
 
     @property
@@ -151,15 +150,13 @@ class Row:
 
     @property
     def splits(self) -> int:
-        """Number of splits with a score."""
         return len({split for _, split in self.scores()})
 
     @property
     def missing(self) -> str:
         """Why some runs are missing although others exist."""
-        if not self.n or self.n >= self.data.seeds or not self.planned:
-            return ""
-        return f"; {self.reason or 'the others are ' + NOT_YET}"
+        some = self.planned and 0 < self.n < self.data.seeds
+        return f"; {self.reason or 'the others are ' + NOT_YET}" if some else ""
 
     @property
     def budget(self) -> str:
@@ -178,26 +175,21 @@ class Comparison:
     ours: Row
     other: Row
     what: str
-    test: Paired | None
+    test: Paired | None  # None if they have no seed and split in common
+    ties: int  # number of pairs with the same score
+
+    @property
+    def gain(self) -> float:
+        """How much better ours is, in the units of the table."""
+        return self.ours.scale * self.test.difference * self.ours.sign if self.test else math.nan
 
     @property
     def p(self) -> float | None:
-        return None if self.test is None else self.test.adjusted
-
-    @property
-    def ties(self) -> int:
-        """Number of pairs with the same score."""
-        return len(self.ours.scores().items() & self.other.scores().items())
+        return self.test.adjusted if self.test else None
 
     @property
     def significant(self) -> bool:
         return self.p is not None and self.p < ALPHA
-
-    @property
-    def gain(self) -> float:
-        """How much better ours is, in the units of the table; negative if it is worse."""
-        assert self.test is not None
-        return self.ours.scale * self.test.difference * self.ours.sign
 
 
 @dataclass(frozen=True)
@@ -210,15 +202,23 @@ class Section:
 
     @cached_property
     def runs(self) -> Any:
-        """Runs of all rows."""
         found = [row.runs for row in self.rows if row.n]
         return pandas().concat(found) if found else frame([])
 
     @property
-    def shown(self) -> tuple[Row, ...]:
+    def shown(self) -> list[Row]:
         """Rows of systems that were run, or that could not be."""
         there = {row.system.key for row in self.rows if row.n or row.reason not in ("", NOT_YET)}
-        return tuple(row for row in self.rows if row.system.key in there) if len(self.runs) or not self.reason else ()
+        return [row for row in self.rows if row.system.key in there and (len(self.runs) or not self.reason)]
+
+    @cached_property
+    def devices(self) -> dict[str, str]:
+        """A letter for each device that runs were made on; empty if there is only one."""
+        found = self.runs["place"].unique()
+        return dict(zip(found, ascii_uppercase, strict=False)) if len(found) > 1 else {}
+
+    def letters(self, row: Row) -> str:
+        return "/".join(self.devices[place] for place in row.runs["place"].unique()) if self.devices else ""
 
     @property
     def counted(self) -> str:
@@ -237,6 +237,12 @@ class Section:
         common = [row for row in run if row.preset == "common" and role != "rival"]
         return max(common or run, key=lambda row: row.rank, default=None)
 
+    @property
+    def strongest(self) -> Row | None:
+        """The rival with the best mean test score over several runs; None if none was run."""
+        run = [row for row in self.rows if row.system.role == "rival" and row.system.compared and row.n > 2]
+        return max(run, key=lambda row: row.sign * (row.mean() or 0.0), default=None)
+
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
         """Our best row against the best rival, the best variant, attention off and the authors' settings."""
@@ -251,13 +257,14 @@ class Section:
         scores, higher = ours.scores(), ours.sign > 0
         train, _, test = ours.first("sizes", (0, 0, 0))
         ratio = test / train if train else None
-        tests = {
-            what: paired(row.scores(), scores, name=what, test_to_train=ratio, higher=higher)
+        tests = [
+            paired(row.scores(), scores, name=what, test_to_train=ratio, higher=higher)
             for what, row in found
             if scores.keys() & row.scores().keys()
-        }
-        judged = dict(zip(tests, judge(list(tests.values()), higher, against=""), strict=True))
-        return tuple(Comparison(ours, row, what, judged.get(what)) for what, row in found)
+        ]
+        judged = {one.name: one for one in judge(tests, higher, against="")}
+        ties = {what: len(scores.items() & row.scores().items()) for what, row in found}
+        return tuple(Comparison(ours, row, what, judged.get(what), ties[what]) for what, row in found)
 
     def comparison(self, what: str) -> Comparison | None:
         """The comparison of this name, if both sides share runs."""
@@ -297,12 +304,12 @@ def frame(lines: Sequence[Line]) -> Any:
     rows = []
     for line in lines:
         precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
-        place = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        stacked = line.get("stacked") or 1
-        measures = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
-        megabytes = None if memory is None else memory / stacked / 1e6
-        rows.append({**line, **measures, "place": place, "stacked": stacked, "megabytes": megabytes})
-    return pandas().DataFrame(rows, columns=None if rows else _COLUMNS)
+        more: Line = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
+        more["place"] = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
+        more["stacked"] = line.get("stacked") or 1
+        more["megabytes"] = None if memory is None else memory / more["stacked"] / 1e6
+        rows.append({**_NONE, **line, **more})
+    return pandas().DataFrame(rows, columns=None if rows else [*_COLUMNS, *_NONE])
 
 
 def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
@@ -312,7 +319,10 @@ def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[P
     why = reasons(lines)
     by_cell: dict[CellKey, list[Line]] = {}
     for line in sorted(runs, key=lambda one: int(one["seed"])):
-        by_cell.setdefault(cell_of(line), []).append(line)
+        # A search may have continued after these runs and found nothing better: its preset knows the number of trials.
+        cell = planned.get(cell_of(line))
+        searched = {"trials": cell.preset.trials} if cell and line["settings_id"] == cell.settings_id() else {}
+        by_cell.setdefault(cell_of(line), []).append({**line, **searched})
     keys = dict.fromkeys([*planned, *by_cell])
     sections = []
     for data in experiment.sections(quick):

@@ -51,11 +51,7 @@ class Cell:
         return {**self.options, **self.data.alter}
 
     def config(self) -> TrainConfig | None:
-        """The training configuration; None for a baseline.
-
-        Raises:
-            UserError: If a setting is unknown to the model.
-        """
+        """The training configuration; None for a baseline."""
         return None if self.system.baseline else make_config(self.system.model, self.preset.settings)
 
     def settings(self) -> dict[str, Any]:
@@ -86,24 +82,22 @@ class Request:
 
 
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
-    """Presets of a folder, then those of the package; what `difformer tune` found counts as ``best``.
-
-    Raises:
-        FileNotFoundError: If the folder does not exist.
-        UserError: If it holds no preset, or a preset whose name no row uses.
-    """
+    """Presets of a folder, then those of the package; what `difformer tune` found counts as ``best``."""
     if folder is None:
         return load_presets()
     place = Path(folder)
     if not place.is_dir():
         raise FileNotFoundError(f"--presets: there is no folder {place}")
-    found = {path: read_preset(path) for path in sorted(place.glob("*.toml"))}
+    known, found = [*OURS, *(f"{name}-no-graph" for name in OURS), TUNED], []
+    for path in sorted(place.glob("*.toml")):
+        preset = read_preset(path)
+        if preset.name not in known:
+            used = f"which no row uses; expected one of {', '.join(known)}"
+            raise UserError(f"--presets: {path} has name = {preset.name!r}, {used}")
+        found.append(replace(preset, name="best") if preset.name == TUNED else preset)
     if not found:
         raise UserError(f"--presets: {place} holds no .toml file; give a folder of files as `difformer tune` writes")
-    known = [*OURS, *(f"{name}-no-graph" for name in OURS), TUNED]
-    for path, name in ((path, preset.name) for path, preset in found.items() if preset.name not in known):
-        raise UserError(f"--presets: {path} has name = {name!r}, which no row uses; expected one of {', '.join(known)}")
-    return (*(replace(one, name="best") if one.name == TUNED else one for one in found.values()), *load_presets())
+    return (*found, *load_presets())
 
 
 def choices(
@@ -165,11 +159,7 @@ def cells(experiment: Experiment, presets: Sequence[Preset], request: Request | 
 
 
 def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
-    """Every cell that is asked for, in the order of the tables.
-
-    Raises:
-        UserError: If the request names something unknown, or selects nothing, which would look finished.
-    """
+    """Every cell that is asked for, in the order of the tables. None is an error: it would look finished."""
     _check(experiment, request)
     chosen = cells(experiment, read_presets(request.preset_folder), request)
     if not chosen:
@@ -182,12 +172,14 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
             f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; there are "
             f"rows of {there}. `difformer tune` finds presets, --presets FOLDER reads them"
         )
+    if request.precision is None:
+        return wanted
     measured = next((cell.data.key for cell in wanted if cell.data.mode == "cost" or cell.data.alone), None)
-    if measured is not None and request.precision not in (None, "float32"):
+    if measured is not None and request.precision != "float32":
         why = f"{measured} measures time or memory, in float32 for all systems"
         raise UserError(f"--precision {request.precision}: {why}; drop --precision")
-    # The precision is recorded but, like the device, no part of a run's identity.
-    more = {"precision": request.precision} if request.precision else {}
+    # The precision is recorded but, like the device, is not part of a run's identity.
+    more = {"precision": request.precision}
     return [replace(c, preset=replace(c.preset, settings={**c.preset.settings, **more})) for c in wanted]
 
 
@@ -197,8 +189,8 @@ def _check(experiment: Experiment, request: Request) -> None:
     rows = [(data, system) for data in experiment.sections(quick) for system in experiment.rows(data, quick)]
     for option, asked, place in (("--datasets", request.datasets, 0), ("--models", request.models, 1)):
         known, every = ({name for pair in pairs for name in pair[place].names} for pairs in (rows, full))
-        has = ", ".join(sorted(known))
-        for word in (one for one in asked if one not in known):
+        if unknown := [word for word in asked if word not in known]:
+            word, has = unknown[0], ", ".join(sorted(known))
             if quick and word in every:
                 raise UserError(f"{option}: the quick form of {name} has no {word!r}, only {has}; drop --quick")
             raise UserError(f"{option}: {name} has no {word!r}; it has {has}")

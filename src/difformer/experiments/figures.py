@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from numpy import quantile
 
-from difformer.data.errors import require
 from difformer.diffusion import as_diffusivity
-from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
+from difformer.errors import require
+from difformer.experiments.analysis import LABELS, PAPER, Row, Section, Summary, published
 from difformer.experiments.cells import UNTUNED
-from difformer.experiments.render import LABELS, devices, letters
 from difformer.files import write_whole
 from difformer.report.maps import GRID
 
@@ -42,19 +41,12 @@ BARS = "bars: ± standard deviation over seeds and splits"
 # Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
 FAR, GAIN, FEWEST = 3.0, 2.0, 5
 
-_STYLE = {
-    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "axes.grid": True, "axes.axisbelow": True,
-    "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#E2E2E2", "grid.linewidth": 0.6,
-    "legend.frameon": False, "legend.fontsize": 8, "savefig.dpi": 160,
-    "svg.hashsalt": "difformer", "svg.fonttype": "none",  # the same figure gives the same file
-}  # fmt: skip
-
 
 def pyplot() -> Any:
     """Matplotlib without a display, in the style of this package; an error that names the extra if it is missing."""
     require("matplotlib", extra="figures", purpose="drawing figures").use("Agg")
     plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
-    plt.rcParams.update(_STYLE)
+    plt.style.use(Path(__file__).with_name("figures.mplstyle"))
     return plt
 
 
@@ -135,9 +127,11 @@ def near(points: Sequence[float]) -> tuple[float, float]:
 def scores(summary: Summary) -> Any:
     """One panel per data set; below them two panels per section that measures cost."""
     costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
-    scored = [section for section in summary.sections if section.data.mode != "cost"]
-    found = ((section, [row for row in section.rows if len(row.values(row.data.compare))]) for section in scored)
-    shown = [(section, rows) for section, rows in found if rows]
+    shown = [
+        (section, rows)
+        for section in summary.sections
+        if section.data.mode != "cost" and (rows := [row for row in section.rows if len(row.values(row.data.compare))])
+    ]
     if not shown and not costs:
         return None
     every = [row for _, rows in shown for row in rows]
@@ -210,9 +204,10 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
 
 
 def _cost_panels(axes: Any, section: Section) -> None:
-    rows, known = [row for row in section.rows if row.n][::-1], devices(section)
-    names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
-    where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
+    rows = [row for row in section.rows if row.n][::-1]
+    names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {section.letters(row)}".rstrip() for row in rows]
+    lettered = "; ".join(f"{letter} {device}" for device, letter in section.devices.items())
+    where = lettered or section.runs["place"].iloc[0]
     seconds = [1000 * (row.mean("epoch_seconds") or 0) for row in rows]
     memory = [float(row.values("megabytes").median()) for row in rows]
     said = {"milliseconds per epoch": seconds, "peak memory in MB": memory}
@@ -245,44 +240,35 @@ def attention_figure(sections: Sequence[Section]) -> Any:
     return fig
 
 
-# Curves: depth, batch size, robustness. A point is (label of its line, x, y, deviation or None, note).
+# Curves: depth, batch size, robustness, energy. A panel has a title, a label of x and of y, the base of a logarithmic
+# axis, and points: (label of the line, x, y, deviation or None, note).
 
 
-def _curves(ax: Any, labels: Sequence[str], points: Any, *, title: str, x: str, y: str = "", base: int = 0) -> None:
-    """One line per label, with a style by its place in `labels`; `base` makes the axis logarithmic."""
-    for number, label in enumerate(labels):
-        if own := [point[1:] for point in points if point[0] == label]:
-            xs, ys, spread, notes = zip(*own, strict=True)
-            error = None if None in spread else spread
-            look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
-            ax.errorbar(xs, ys, yerr=error, label=label, **look)
-            for *place, note in zip(xs, ys, notes, strict=True):
-                ax.annotate(note, place, (4, 4), textcoords="offset points", fontsize=7)
-    if base and points:
-        ticks = sorted({point[1] for point in points})
-        ax.set_xscale("log", base=base)
-        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
-        ax.minorticks_off()
-    ax.set(xlabel=x, ylabel=y)
-    ax.set_title(title, loc="left")
-
-
-def _legend_of_lines(fig: Any, labels: Sequence[str], *more: Any) -> Any:
-    """The figure, with one legend for the lines of all panels."""
-    found = {one.get_label(): one for ax in fig.axes for one in ax.get_legend_handles_labels()[0]}
-    legend_below(fig, [*(found[label] for label in labels if label in found), *more])
-    return fig
-
-
-def _pairs_of_panels(found: Sequence[dict[str, Any]], labels: Sequence[str], **options: Any) -> Any:
-    """Curves in two panels per row, with one legend; None without panels."""
-    if not found:
+def _curves(found: Sequence[dict[str, Any]], labels: Sequence[str], *more: Any, first: int = 0, **size: Any) -> Any:
+    """Panels after `first` others, with one legend for all lines; None without any. A line's style is its label's."""
+    if not first + len(found):
         return None
-    fig, axes = panels(len(found), width=3.8, height=2.8, across=2, **options)
-    for ax, panel in zip(axes, found, strict=True):
-        _curves(ax, labels, **{"y": "test accuracy in %", **panel})
-    return _legend_of_lines(fig, labels, _bars())
+    fig, axes = panels(first + len(found), **{"width": 3.8, "height": 2.8, "across": 2, **size})
+    for ax, panel in zip(axes[first:], found, strict=True):
+        for number, label in enumerate(labels):
+            if own := [point[1:] for point in panel["points"] if point[0] == label]:
+                xs, ys, spread, notes = zip(*own, strict=True)
+                error = None if None in spread else spread
+                look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
+                ax.errorbar(xs, ys, yerr=error, label=label, **look)
+                for *place, note in zip(xs, ys, notes, strict=True):
+                    ax.annotate(note, place, (4, 4), textcoords="offset points", fontsize=7)
+        if panel.get("base") and panel["points"]:
+            ticks = sorted({point[1] for point in panel["points"]})
+            ax.set_xscale("log", base=panel["base"])
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+            ax.minorticks_off()
+        ax.set(xlabel=panel["x"], ylabel=panel.get("y", "test accuracy in %"))
+        ax.set_title(panel["title"], loc="left")
+    drawn = {one.get_label(): one for ax in axes for one in ax.get_legend_handles_labels()[0]}
+    legend_below(fig, [*(drawn[label] for label in labels if label in drawn), *more])
+    return fig
 
 
 def _scored(label: str, x: Any, row: Row, note: str = "") -> tuple[Any, ...]:
@@ -292,33 +278,41 @@ def _scored(label: str, x: Any, row: Row, note: str = "") -> tuple[Any, ...]:
 def depth(summary: Summary) -> Any:
     """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
 
-    def step(row: Row) -> tuple[bool, float]:
-        return row.system.role == "off", row.system.settings["step_size"]
+    def label(row: Row) -> str:
+        return f"{'attention off, ' * (row.system.role == 'off')}τ = {row.system.settings['step_size']:g}"
 
-    steps = sorted({step(row) for row in summary.rows})
-    labels = {(off, size): f"{'attention off, ' * off}τ = {size:g}" for off, size in steps}
+    rows = sorted(summary.rows, key=lambda row: (row.system.role == "off", row.system.settings["step_size"]))
     found = []
     for section, source in product((one for one in summary.sections if len(one.runs)), (0.0, 1.0)):
         own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
-        points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
+        points = [_scored(label(row), row.system.settings["num_layers"], row) for row in own]
         title = f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}"
         found.append({"title": title, "x": "depth K", "points": points, "base": 2})
-    return _pairs_of_panels(found, list(labels.values()), sharey="row")
+    return _curves(found, list(dict.fromkeys(map(label, rows))), _bars(), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
-    """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
+    """Accuracy against labels per class and against removed edges, one row per data set, one line per system.
+
+    A line has one point per place: settings no longer in use, and settings with missing runs, are left out.
+    """
     kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", 0)}
-    rows, found = [row for row in summary.rows if row.n], []
-    for name, (kind, (x, base)) in product(dict.fromkeys(row.data.dataset for row in rows), kinds.items()):
-        own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
-        points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
-        found.append({"title": name, "x": x, "points": points, "base": base})
-    return _pairs_of_panels(found, list(dict.fromkeys(row.system.label for row in summary.rows)), sharey="row")
+    rows, found = [row for row in summary.rows if row.planned and row.n >= row.data.seeds], []
+    names = dict.fromkeys(row.data.label.rpartition(", ")[0] for row in rows)
+    for name in names:
+        of_data = [row for row in rows if row.data.label.startswith(f"{name}, ")]
+        if not all(any(kind in row.data.alter for row in of_data) for kind in kinds):
+            continue  # a curve of this data set was not run
+        for kind, (x, base) in kinds.items():
+            own = [row for row in of_data if kind in row.data.alter]
+            points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
+            found.append({"title": name, "x": x, "points": points, "base": base})
+    labels = list(dict.fromkeys(row.system.label for row in summary.rows))
+    return _curves(found, labels, _bars(), sharey="row")
 
 
 def batch_size(summary: Summary) -> Any:
-    """Accuracy on the left, memory on the right, over the size of batches; the whole graph at the right end."""
+    """Accuracy at the left and peak memory at the right, over the size of batches; the whole graph at the right end."""
     found = []
     for section in summary.sections:
         scores, peaks = [], []
@@ -331,7 +325,7 @@ def batch_size(summary: Summary) -> Any:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
             found.append({"title": title, "x": "nodes per batch", "points": scores})
             found.append({"title": places, "x": "nodes per batch", "y": "peak memory in MB", "points": peaks})
-    return _pairs_of_panels(found, ["DIFFormer-s", "attention off"])
+    return _curves(found, ["DIFFormer-s", "attention off"], _bars())
 
 
 # Energy: forms and fields of a diffusivity, and what trained models spend.
@@ -347,20 +341,22 @@ def energy(summary: Summary) -> Any:
     is non-negative.
     """
     trained = [section for section in summary.sections if len(section.runs)]
-    fig, axes = panels(6 + 3 * len(trained), width=3.5, height=2.9, across=3)
-    for place, name in enumerate(FORMS):
-        _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
-    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
-    for ax, (section, what) in zip(axes[6:], product(trained, titles), strict=True):
+    found = []
+    for section, (what, title) in product(trained, titles.items()):
         points = []
         for row in section.rows:
             curves = zip(*(one[what] for one in row.runs["measures"] if one.get(what)), strict=True)
             points += [(row.label, layer, fmean(values), None, "") for layer, values in enumerate(curves)]
-        title = f"{section.data.label}: {titles[what]}\n{section.counted}"
-        _curves(ax, labels, points, title=title, x="layer")
+        above = f"{section.data.label}: {title}\n{section.counted}"
+        found.append({"title": above, "x": "layer", "y": "", "points": points})
+    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
+    fig = _curves(found, labels, first=6, width=3.5, height=2.9, across=3)
+    for ax in fig.axes[6:]:
         ax.xaxis.get_major_locator().set_params(integer=True)
-    return _legend_of_lines(fig, labels)
+    for place, name in enumerate(FORMS):
+        _form(fig.axes[3 * place : 3 * place + 3], name)
+    return fig
 
 
 def _form(axes: Any, name: str) -> None:
@@ -409,10 +405,11 @@ def visualise(summary: Summary) -> Any:
     fig, axes = panels(across * len(pictures), width=3.1, height=3.2, across=across)
     for place, (title, picture) in enumerate(pictures):
         row = axes[across * place : across * (place + 1)]
-        for ax in row[len(picture) :]:
-            ax.set_axis_off()
         seen = [value for panel in picture for value in panel["values"] or ()]
-        for ax, panel in zip(row, picture, strict=False):
+        for ax, panel in zip_longest(row, picture):
+            if panel is None:
+                ax.set_axis_off()
+                continue
             drawn = _map(ax, panel, (min(seen), max(seen)) if seen else None)
             ax.set_title(f"{fill(title, 42)}\n{panel['title']}", loc="left", fontsize=8)
         if seen:

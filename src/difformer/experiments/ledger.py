@@ -62,11 +62,7 @@ class Ledger:
         self.path = Path(folder) / "runs.jsonl"
 
     def read(self) -> list[Line]:
-        """Every complete line, in order, with ``key`` and ``id``.
-
-        Raises:
-            UserError: If a complete line is not a run; the message names the line.
-        """
+        """Every complete line, in order, with ``key`` and ``id``; an error names a line that is not a run."""
         lines = read_lines(self.path)
         for number, line in enumerate(lines, 1):
             try:
@@ -85,7 +81,7 @@ class Ledger:
             raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add one line, with the time: on disk when this returns, or not there at all."""
+        """Add one line, with the time."""
         append_line(self.path, {**line, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")})
 
 
@@ -97,11 +93,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every complete JSON line of a file; empty if the file does not exist.
-
-    Raises:
-        UserError: If a complete line is not JSON; the message names the line.
-    """
+    """Every complete JSON line of a file, none if it does not exist; an error names a line that is not JSON."""
     lines = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
@@ -112,7 +104,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def identity(**parts: Any) -> str:
-    """A hash of the content of `parts`."""
+    """A hash of `parts`."""
     text = json.dumps(finite(parts), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -148,17 +140,17 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
         default = complete(TrainConfig(model=model))
     except ValueError:  # a model that the package no longer has
         default = {}
-    # Older lines have ``norm = false`` for ``"none"``.
-    usual = {key: "none" if value is False else value for key, value in default.items()}
-    chosen = {
-        key: value
-        for key, value in {**{key: _BEFORE[key] for key in _BEFORE if key in default}, **settings}.items()
-        if key not in _NO_IDENTITY and (key not in usual or ("none" if value is False else value) != usual[key])
-    }
+    given = {**{key: value for key, value in _BEFORE.items() if key in default}, **settings}
+    same = {key for key in given.keys() & default.keys() if _plain(given[key]) == _plain(default[key])}
+    chosen = {key: value for key, value in given.items() if key not in _NO_IDENTITY and key not in same}
     return identity(model=model, settings=chosen, dataset=dataset, options=options)
 
 
-def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:
+def _plain(value: Any) -> Any:
+    return "none" if value is False else value  # older lines have ``norm = false`` for ``"none"``
+
+
+def run_key(settings_id: str, seed: int, split: str, mode: str) -> str:
     """Identity of what a run is asked for."""
     return identity(settings=settings_id, seed=seed, split=_wording(split), mode=mode)
 
@@ -197,7 +189,7 @@ def named(line: Line) -> Line:
 
 
 def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None) -> list[Line]:
-    """Finished runs that count: for each cell those with one and the same settings, for each seed the last.
+    """Finished runs that count: for each cell those with the same settings, for each seed the last.
 
     `planned` holds the ``settings_id`` of each cell today. A cell that is not planned, or has no runs of these
     settings, shows the settings of its last run.

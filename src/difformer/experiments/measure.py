@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from torch import Tensor
 from difformer.data import Split, Task, period_scale
 from difformer.experiments.ledger import code_version
 from difformer.experiments.spec import Data
+from difformer.free_memory import kernel_value
 from difformer.report.gather import draw, make_scene
 from difformer.report.layers import chance, latent_layers, layer_energies, why_no_pairs
 from difformer.report.maps import project
@@ -40,7 +42,7 @@ from difformer.training.devices import describe
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, make_feed
 from difformer.training.loop import Trainer
 from difformer.training.metrics import METRICS, rocauc, same_shape
-from difformer.training.model import build_model
+from difformer.training.model import build_model, split_number
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 from difformer.training.trained_run import Loaded
@@ -48,6 +50,7 @@ from difformer.training.trained_run import Loaded
 WARM_UP, EPOCHS, QUICK_EPOCHS = 2, 10, 2
 LONG = 10.0  # seconds per epoch from which on a single epoch is timed
 POINTS, PAIRS, SNAPSHOTS = 800, 80, 3
+PROCESS, CPUS = Path("/proc/self/status"), Path("/proc/cpuinfo")
 
 
 class Interrupted(Exception):
@@ -60,7 +63,7 @@ class Interrupted(Exception):
 
 def split_of(task: Task, seed: int) -> Split:
     """The split that a seed uses."""
-    return task.splits[seed % len(task.splits)]
+    return task.splits[split_number(task, seed)]
 
 
 def measure(data: Data, task: Task, split: Split, config: TrainConfig, outputs: Tensor) -> dict[str, Any]:
@@ -102,28 +105,18 @@ def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
         return
     before = _reset_peak()
     yield found
-    if before and (after := _resident("VmHWM")):
+    if before and (after := kernel_value(PROCESS, "VmHWM:", 1024)):
         found.bytes = max(after - before, 0)
 
 
-def _reset_peak() -> int:
-    """Reset the process's peak memory to the present value and return it; 0 if the system does not allow it."""
+def _reset_peak() -> int | None:
+    """Reset the process's peak memory to the present value and return it; None if the system does not allow it."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory would otherwise not count when it is used again
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError):  # not Linux, or another C library
-        return 0
-    return _resident("VmRSS")
-
-
-def _resident(name: str) -> int:
-    return 1024 * int(_entry("/proc/self/status", name).partition(" ")[0] or 0)
-
-
-def _entry(path: str, name: str) -> str:
-    """The first value of a name in a file of Linux's ``/proc``; empty elsewhere."""
-    lines = Path(path).read_text(errors="replace").splitlines() if Path(path).is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+        return None
+    return kernel_value(PROCESS, "VmRSS:", 1024)
 
 
 def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:
@@ -142,19 +135,16 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     versions = {"difformer": code_version(), "torch": torch.__version__, "numpy": numpy.__version__}
     where = describe(device)
     if device.type == "cpu":
-        processor = _entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
-        where = f"{processor}, {torch.get_num_threads()} threads"
+        listed = CPUS.read_text(errors="replace") if CPUS.is_file() else ""
+        model = re.search(r"^model name\s*: (.+)$", listed, re.MULTILINE)
+        where = f"{model[1].strip() if model else where}, {torch.get_num_threads()} threads"
     return {"device": where, "versions": {**versions, "python": platform.python_version()}}
 
 
 def epoch_cost(
     task: Task, config: TrainConfig, seed: int, device: torch.device, stop: Callable[[], bool], *, quick: bool
 ) -> dict[str, Any]:
-    """Seconds per epoch of one run as its measure, and how many epochs and seconds this took with warm-up.
-
-    Raises:
-        Interrupted: If `stop` is true.
-    """
+    """Seconds per epoch of one run as its measure, and how many epochs and seconds this took with warm-up."""
 
     def timed(number: int) -> float:
         # Waits for the device at the end only: as in training, an epoch starts while the previous one still runs.

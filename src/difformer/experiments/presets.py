@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from difformer import toml
 from difformer.errors import UserError, did_you_mean
 from difformer.files import write_whole
 from difformer.schema import check
-from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best", "common")
 PREFERRED = ("best", "common", "public-code", "paper")  # the order in which one of them is chosen

@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
-from difformer.data.errors import require
-from difformer.experiments.analysis import Figure, Row, Section, Summary, pandas, published, read_summary
+from difformer.errors import require
+from difformer.experiments.analysis import LABELS, Figure, Row, Section, Summary, pandas, published, read_summary
 from difformer.experiments.cells import UNTUNED
+from difformer.experiments.figures import attention_figure, draw, save
 from difformer.experiments.spec import experiments
 from difformer.files import write_whole
 
 NONE = "–"
-LABELS = {
-    "rocauc": "AUROC",
-    "mse": "MSE",
-    "broadcast-mse": "broadcast MSE",
-    "period-mse": "MSE in units of the period",
-    "batch-rocauc": "mean AUROC per batch",
-}
 BELOW = 2.0  # points below the paper from which on a rival is named
 ON_PAGE = ("citation", "heterophily", "large", "temporal", "unobserved", "particles")
 _BY_LAYER = {
@@ -52,7 +46,7 @@ def score(row: Row, what: str = "test", *, count: bool = True) -> str:
 
 def _count(row: Row, n: int, why: bool) -> str:
     of = str(n) if n >= row.data.seeds else f"{n} of {row.data.seeds}"
-    return f" ({of}{row.missing if why else ''})" + (" †" if row.preset == UNTUNED and why else "")
+    return f" ({of}{row.missing if why else ''})" + " †" * (row.preset == UNTUNED and why)
 
 
 def difference(row: Row, found: Figure | None) -> str:
@@ -63,38 +57,31 @@ def difference(row: Row, found: Figure | None) -> str:
     return f"{row.scale * mean - found.mean:+.{2 if row.scale == 100 else 3}f}"
 
 
-def devices(section: Section) -> dict[str, str]:
-    """A letter for each device of the section; empty if there is only one."""
-    found = section.runs["place"].unique()
-    return dict(zip(found, ascii_uppercase, strict=False)) if len(found) > 1 else {}
-
-
-def letters(row: Row, known: Mapping[str, str]) -> str:
-    """The letters of a row's devices."""
-    return "/".join(known[place] for place in row.runs["place"].unique()) if known else ""
-
-
-def _median(row: Row, what: str, known: Mapping[str, str], form: str) -> str:
+def _median(row: Row, section: Section, what: str, form: str) -> str:
     """Medians by device; ``~`` marks the share of a run that was trained in a stack."""
-    by_place = row.runs.dropna(subset=[what]).groupby("place", sort=False)
-    said = [(place, "~" * bool((runs["stacked"] > 1).any()), runs[what].median()) for place, runs in by_place]
-    return ", ".join(f"{share}{value:{form}} {known.get(place, '')}".rstrip() for place, share, value in said) or NONE
+    said = []
+    for place, runs in row.runs.dropna(subset=[what]).groupby("place", sort=False):
+        share = "~" if (runs["stacked"] > 1).any() else ""
+        said.append(f"{share}{runs[what].median():{form}} {section.devices.get(place, '')}".rstrip())
+    return ", ".join(said) or NONE
 
 
 def table(section: Section) -> Any:
     """The cells of a section as text: a frame with one row per row of the table; empty columns are left out."""
-    columns = (_cost_columns if section.data.mode == "cost" else _score_columns)(section, devices(section))
+    columns: dict[str, Callable[[Row], str]] = {
+        "system": lambda row: row.system.label,
+        "settings": lambda row: row.settings,
+        **(_cost_columns if section.data.mode == "cost" else _score_columns)(section),
+    }
     found = pandas().DataFrame({name: [text(row) for row in section.shown] for name, text in columns.items()})
     return found[[name for name in found if name in list(columns)[:3] or (found[name] != NONE).any()]]
 
 
-def _score_columns(section: Section, known: Mapping[str, str]) -> dict[str, Callable[[Row], str]]:
+def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
     first = next((row for row in section.rows if row.n), None)
     metric, percent = (first.metric, first.factor() == 100) if first else ("score", False)
     measures = [name for name in section.data.measures if name != metric]
     return {
-        "system": lambda row: row.system.label,
-        "settings": lambda row: row.settings,
         f"test {LABELS.get(metric, metric)}{' in %' * percent}, mean ± std (n)": score,
         **{LABELS.get(name, name): partial(score, what=name) for name in measures},
         "validation": partial(score, what="valid"),
@@ -104,41 +91,41 @@ def _score_columns(section: Section, known: Mapping[str, str]) -> dict[str, Call
         "authors' code": lambda row: str(row.authors or NONE),
         "Δ code": lambda row: difference(row, row.authors),
         "tuning (settings × runs)": lambda row: row.budget or NONE,
-        "seconds per run (median)": lambda row: _median(row, "seconds", known, ".1f"),
-        "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
+        "seconds per run (median)": partial(_median, section=section, what="seconds", form=".1f"),
+        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
         "paper, MB": lambda row: str(row.memory or NONE),
     }
 
 
-def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Callable[[Row], str]]:
+def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
     gcn = [row for row in section.rows if row.system.key == "gcn"]
     base = next((row for row in gcn if row.n), None)
+    published = next((row.paper.mean for row in gcn if row.paper), None)
 
     def seconds(row: Row) -> str:
         mean = row.mean("epoch_seconds")
         if mean is None:
             return row.reason or NONE
         spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
-        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {letters(row, known)}".rstrip()
+        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {section.letters(row)}".rstrip()
 
-    def relative(row: Row, of: Callable[[Row], float | None]) -> str:
-        mine, theirs = of(row), next(filter(None, map(of, gcn)), None)
-        return f"{mine / theirs:.2f}" if mine and theirs else NONE
-
-    def measured(row: Row) -> float | None:
-        return row.mean("epoch_seconds") if base and letters(row, known) == letters(base, known) else None
+    def relative(row: Row) -> str:
+        comparable = base is not None and section.letters(row) == section.letters(base)
+        return _ratio(row.mean("epoch_seconds"), base.mean("epoch_seconds")) if base and comparable else NONE
 
     return {
-        "system": lambda row: row.system.label,
-        "settings": lambda row: row.settings,
         "seconds per epoch, mean ± std (n)": seconds,
-        "× GCN": partial(relative, of=measured),
-        "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
+        "× GCN": relative,
+        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
         "paper, seconds": lambda row: str(row.paper or NONE),
-        "paper, × GCN": partial(relative, of=lambda row: row.paper.mean if row.paper else None),
+        "paper, × GCN": lambda row: _ratio(row.paper.mean if row.paper else None, published),
         "paper, MB": lambda row: str(row.memory or NONE),
         "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
     }
+
+
+def _ratio(mine: float | None, theirs: float | None) -> str:
+    return f"{mine / theirs:.2f}" if mine and theirs else NONE
 
 
 def _by_layer(row: Row, name: str) -> str:
@@ -182,26 +169,18 @@ def _markdown(cells: Any) -> str:
 
 def markdown(summary: Summary) -> str:
     """The whole table in Markdown."""
-    helpers = {"devices": devices, "table": table, "below_paper": below_paper, "limit": BELOW}
+    helpers = {"table": table, "below_paper": below_paper, "limit": BELOW}
     return _fill("table.md", summary=summary, published=published(), **helpers)
 
 
 def write_files(summary: Summary, folder: Path) -> list[Path]:
     """Write the table and the figure of a summary, each file atomically."""
-    from difformer.experiments.figures import draw, save
-
     write_whole(folder / "table.md", markdown(summary).encode())
     return [folder / "table.md", *save(draw(summary), folder)]
 
 
 def write_results(folder: Path, path: Path) -> None:
-    """Write the page of results and its figure, each atomically, from whatever was run.
-
-    Raises:
-        FileNotFoundError: If the folder of results does not exist.
-    """
-    from difformer.experiments.figures import attention_figure, save
-
+    """Write the page of results and its figure, each atomically, from whatever was run."""
     if not folder.is_dir():
         raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
     links = Path(os.path.relpath(folder.resolve(), path.resolve().parent)).as_posix()
@@ -211,8 +190,25 @@ def write_results(folder: Path, path: Path) -> None:
     gains = {what: _gains(sections, what) for what in ("attention off", "the best rival")}
     if len(gains["attention off"]):
         save(attention_figure([section for _, section in sections]), folder, "attention")
-    page = _fill("results.md", found=found, sections=sections, gains=gains, top=_top, score=score, links=links)
-    write_whole(path, page.encode())
+    others = []  # rivals with the best test score that were not chosen on validation
+    for _, section in sections:
+        chosen, best = section.comparison("the best rival"), section.strongest
+        if chosen and best and best.system != chosen.other.system:
+            others.append((_label(section), best))
+    given = {"found": found, "sections": sections, "gains": gains, "others": others, "links": links}
+    write_whole(path, _fill("results.md", **given, altered=_altered(found), top=_top, score=score).encode())
+
+
+def _altered(found: Sequence[Summary]) -> list[list[str]]:
+    """What attention adds with fewer labels and edges: per data set its name and a cell per alteration."""
+    rows: dict[str, list[str]] = {}
+    sections = [one.sections for one in found if one.experiment.name == "robustness" and not one.quick]
+    for section in chain.from_iterable(sections):
+        compared, cell = section.comparison("attention off"), NONE
+        if compared is not None and min(compared.ours.n, compared.other.n) >= section.data.seeds:
+            cell = f"**{compared.gain:+.1f}**" if compared.significant else f"{compared.gain:+.1f}"
+        rows.setdefault(section.data.label.rpartition(", ")[0], []).append(cell)
+    return [[name, *cells] for name, cells in rows.items() if set(cells) != {NONE}]
 
 
 def _top(section: Section, source: str) -> str:
@@ -223,18 +219,24 @@ def _top(section: Section, source: str) -> str:
     return str(best(known, key=lambda one: one.mean)) if known and section.data.compare == "test" else NONE
 
 
+def _label(section: Section) -> str:
+    """The label of a section's data, without the splits where there are several."""
+    return section.data.label.partition(", ten ")[0].partition(", five ")[0]
+
+
 def _gains(sections: Sequence[tuple[Summary, Section]], what: str) -> Any:
     """Ours against another row: a frame with one row per section that has both."""
-    return pandas().DataFrame(
-        {
-            "task": summary.experiment.title,
-            "data": section.data.label.partition(", ten ")[0].partition(", five ")[0],  # without the splits
-            "other": one.other.system.label,
-            "metric": one.ours.metric,
-            "gain": one.gain,
-            "sign": (1 if one.gain > 0 else -1) if one.significant else 0,
-            "points": one.ours.scale == 100,
-        }
-        for summary, section in sections
-        if (one := section.comparison(what))
-    )
+    rows = []
+    for summary, section in sections:
+        if one := section.comparison(what):
+            row = {
+                "task": summary.experiment.title,
+                "data": _label(section),
+                "other": one.other.system.label,
+                "metric": one.ours.metric,
+                "gain": one.gain,
+                "sign": (1 if one.gain > 0 else -1) if one.significant else 0,
+                "points": one.ours.scale == 100,
+            }
+            rows.append(row)
+    return pandas().DataFrame(rows)

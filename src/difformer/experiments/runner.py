@@ -23,7 +23,7 @@ from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
-from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, identity, run_id, run_key
 from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
@@ -35,11 +35,10 @@ from difformer.training.devices import resolve
 from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
+from difformer.training.model import split_number
 from difformer.training.record import RunRecord
 from difformer.training.stack import faster, train_stacked
 from difformer.zoo import MODELS
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -54,7 +53,6 @@ class Outcome:
     stopped: str = ""  # "interrupted", "out of time", or empty
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
         failed = [{"data": d, "system": s, "preset": p, "reason": why} for (d, s, p), why in self.failed.items()]
         return {**asdict(self), "failed": failed}
 
@@ -73,8 +71,7 @@ class Watch:
     def __call__(self) -> bool:
         if self.stop():
             return True
-        taken = time.monotonic() - self._began
-        if taken > self._allowed:
+        if (taken := time.monotonic() - self._began) > self._allowed:
             self.too_long = taken
         return bool(self.too_long)
 
@@ -115,12 +112,7 @@ def line_of(cell: Cell, task: Task, seed: int, shared: Line, peak: Peak, **measu
 def perform(
     cell: Cell, task: Task, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line
 ) -> Iterator[Line]:
-    """One line per seed, as soon as it is finished.
-
-    Raises:
-        Interrupted: If `watch` stopped a run.
-        NonFiniteLossError: If a seed diverged, after all others were trained.
-    """
+    """One line per seed, as soon as it is finished; an error if `watch` stops a run, or at the end if one diverged."""
     data, config = cell.data, cell.config() or TrainConfig()
     if data.mode == "cost":
         none: Line = dict.fromkeys(("train", "valid", "test", "best_epoch"))
@@ -151,37 +143,34 @@ def _records(
         return
     stack, diverged = not alone and faster(task, config, len(seeds), device), []
     for group in [seeds] if stack else [[seed] for seed in seeds]:
-        runs = [Run(seed, seed % len(task.splits), config) for seed in group]
         watch.begin(len(group))
         if not stack and watch():
             raise Interrupted
+        runs = [Run(seed, split_number(task, seed), config) for seed in group]
+        results: list[Any] = []
         with peak_memory(device) as peak:
-            results = _train(task, runs, device, watch, stack)
-        records = [one for one in results if isinstance(one, RunRecord)]
-        failed = [one for one in results if isinstance(one, NonFiniteLossError)]
-        whole = [one for one in records if one.status != "interrupted"]
-        for record in whole:
-            yield record, measure.training_peak(task, config, record.seed, device) if alone else peak, len(results)
-        if len(whole) + len(failed) < len(group):
-            raise Interrupted(min((one.epochs for one in records if one.status == "interrupted"), default=0))
-        diverged += failed
+            try:
+                if stack:
+                    results = train_stacked(task, runs, device, stop=watch)
+                else:
+                    results = [train_one(task, runs[0].split, config, runs[0].seed, device, stop=watch)]
+            except NonFiniteLossError as error:  # of one run; a stack returns it
+                results = [error]
+        stopped = []
+        for found in results:
+            if isinstance(found, NonFiniteLossError):
+                diverged.append(found)
+            elif found.status == "interrupted":
+                stopped.append(found.epochs)
+            else:
+                yield found, measure.training_peak(task, config, found.seed, device) if alone else peak, len(results)
+        if stopped or len(results) < len(group):
+            raise Interrupted(min(stopped, default=0))
     if diverged:
         raise diverged[0]
 
 
-def _train(task: Task, runs: list[Run], device: torch.device, watch: Watch, stack: bool) -> list[Any]:
-    """A record or a `NonFiniteLossError` per run."""
-    if stack:
-        return train_stacked(task, runs, device, stop=watch)
-    (one,) = runs
-    try:
-        return [train_one(task, one.split, one.config, one.seed, device, stop=watch)]
-    except NonFiniteLossError as error:  # the other seeds still run
-        return [error]
-
-
 def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
-    """The record of a baseline."""
     started, split = time.perf_counter(), split_of(task, seed)
     outputs = baseline(cell.system.baseline, task, split)
     metric = find_metric(cell.data.settings.get("metric", task.metric), task.problem)
@@ -190,13 +179,8 @@ def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
     return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
 
-def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
-    """Make every requested run that is missing.
-
-    Raises:
-        UserError: If the request names something unknown, or the folder holds runs of the other form.
-        DataError: If ``$DIFFORMER_DATA`` is not a folder.
-    """
+def run(experiment: Experiment, folder: Path, request: Request, say: Callable[[str], None]) -> Outcome:
+    """Make every requested run that is missing; `say` is called with what happens."""
     device = resolve(request.device)
     check_folders()
     wanted = wanted_cells(experiment, request)
@@ -223,14 +207,14 @@ class _Work:
     request: Request
     device: torch.device
     stop: Callable[[], bool]
-    say: Say
+    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.began, self.outcome = time.monotonic(), Outcome()
         # Two rows may have the same settings under different names: a run belongs to its row.
         self.done: set[tuple[Any, ...]] = set()
         self.failures: dict[CellKey, list[Line]] = {}  # since the last finished run of the cell
-        self.fingerprints: dict[str, set[str]] = {}
+        self.fingerprints: dict[str, set[str]] = {}  # by data set and options: presets choose among features
         for line in self.ledger.read():
             if bool(line.get("quick")) != self.request.quick:
                 there, asked = ("full", "quick") if self.request.quick else ("quick", "full")
@@ -244,7 +228,8 @@ class _Work:
             self.done.add((*cell_of(line), line.get("key")))
             self.failures.pop(cell_of(line), None)
             if "fingerprint" in line:
-                self.fingerprints.setdefault(line["data"], set()).add(line["fingerprint"])
+                question = identity(data=line["data"], options=line.get("data_options", {}))
+                self.fingerprints.setdefault(question, set()).add(line["fingerprint"])
 
     def over(self) -> bool:
         """Whether to start nothing new."""
@@ -286,7 +271,8 @@ class _Work:
             self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason, fault)
             return None
         fingerprint = task.fingerprint()
-        if others := self.fingerprints.get(data.key, set()) - {fingerprint}:
+        question = identity(data=data.key, options={**options, **data.alter})
+        if others := self.fingerprints.get(question, set()) - {fingerprint}:
             self.say(
                 f"{self.experiment.name} {data.key}: some runs were made with other data (fingerprint "
                 f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
@@ -361,10 +347,7 @@ class _Work:
 
 
 def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
-    """What a table shows in place of a score, and whether the program is at fault.
-
-    It is not if memory is short, if the loss diverged, or if an extra is not installed.
-    """
+    """What a table shows in place of a score, and whether the program is at fault."""
     said = str(error).partition(";")[0]
     if isinstance(error, WouldNotFitError):
         return f"not enough memory: {said}", False

@@ -56,14 +56,12 @@ SAMPLES: Mapping[str, Callable[..., Task]] = {"waves": waves, "clouds": clouds}
 
 
 def altered(task: Task, *, labels_per_class: int | None = None, edges_removed: float = 0.0) -> Task:
-    """The task with other training labels, or without some of its edges.
+    """A task on the nodes of one graph, with other training labels or without some of its edges.
 
-    Args:
-        task: Nodes of one graph with classes.
-        labels_per_class: Draw so many training labels of each class, or all if there are fewer, from the nodes outside
-            the validation and test parts, seeded by the number of the split. A larger number contains a smaller one's.
-        edges_removed: Share of the undirected edges to remove at random. Self-loops stay, and a larger share contains
-            a smaller one.
+    `labels_per_class` draws that many training labels per class, or all if there are fewer, from the nodes outside the
+    validation and test parts, seeded by the number of the split; a larger number contains a smaller one's.
+    `edges_removed` is the share of the undirected edges to remove at random. Self-loops stay, and a larger share
+    contains a smaller one.
     """
     said = []
     if labels_per_class is not None:
@@ -96,11 +94,7 @@ def _thinned(edge_index: Any, num_nodes: int, share: float) -> Tensor:
 
 
 def baseline(name: str, task: Task, split: Split) -> Tensor:
-    """Predictions ``[T, N, 1]`` for all snapshots.
-
-    Raises:
-        UserError: If the task is not a series, or the baseline is unknown.
-    """
+    """Predictions ``[T, N, 1]`` for all snapshots."""
     if task.kind != "series":
         raise UserError(f"baseline {name!r} is for series; task {task.name!r} holds {task.kind}")
     x = task.x.double()

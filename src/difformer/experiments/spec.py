@@ -72,7 +72,7 @@ class System:
     label: str  # name in tables
     model: str = ""  # of the zoo; empty for a `baseline`
     role: Role = "rival"
-    base: str = ""  # model whose presets are used if the system has none of its own
+    base: str = ""  # model whose presets are used if the system has no presets
     settings: Mapping[str, Any] = field(default_factory=dict)  # define the system; they override presets
     suffix: str = ""  # of its preset names, as in public-code-no-graph
     baseline: str = ""  # a prediction without training: `difformer.experiments.samples.baseline`
@@ -104,7 +104,6 @@ class Experiment:
     notes: tuple[str, ...] = ()  # sentences that a reader of the table needs
 
     def sections(self, quick: bool) -> tuple[Data, ...]:
-        """Data of the full or the quick form."""
         return self.quick_data if quick else self.data
 
     def rows(self, data: Data, quick: bool) -> tuple[System, ...]:
@@ -114,19 +113,14 @@ class Experiment:
 
 
 def find(name: str) -> Experiment:
-    """The experiment of a name.
-
-    Raises:
-        UserError: If there is no such experiment, with the nearest name.
-    """
+    """The experiment of a name."""
     if name not in NAMES:
         raise UserError(f"there is no experiment {name!r}; {did_you_mean(name, NAMES)}known are {', '.join(NAMES)}")
     return read_experiment(SPECS / f"{name}.toml")
 
 
 def experiments() -> tuple[Experiment, ...]:
-    """All experiments."""
-    return tuple(find(name) for name in NAMES)
+    return tuple(map(find, NAMES))
 
 
 @cache
