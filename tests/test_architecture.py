@@ -1,10 +1,17 @@
 """The shape of the source tree: which room may import which, and how modules are named."""
 
 import ast
+import os
+import py_compile
+import subprocess
+import sys
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from difformer import toml
 
 SRC = Path(__file__).parents[1] / "src" / "difformer"
 MODULES = sorted(SRC.rglob("*.py"))
@@ -13,9 +20,9 @@ MODULES = sorted(SRC.rglob("*.py"))
 # (graph, sparse, diffusivity, errors, …) are the ground that everything stands on.
 ROOMS = (
     "ground",
+    "kernels",
     "attention",
     "diffusion",
-    "kernels",
     "nn",
     "data",
     "zoo",
@@ -62,9 +69,60 @@ def test_imports_point_one_way(path):
     assert not above, f"{'/'.join(parts)} imports from rooms above it: {', '.join(above)}"
 
 
+def test_type_checkers_see_what_packages_export():
+    """A type checker does not run `lazy_names`: it takes ``import A as A``, or an ``__all__`` of texts."""
+    hidden = []
+    for path in (path for path in MODULES if path.name == "__init__.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
+        if not assigned:
+            continue
+        value = assigned[0].value
+        if isinstance(value, ast.List) and all(isinstance(name, ast.Constant) for name in value.elts):
+            continue
+        package = ".".join(("difformer", *path.relative_to(SRC).parts[:-1]))
+        imports = [part for part in ast.walk(tree) if isinstance(part, ast.ImportFrom)]
+        seen = {alias.name for part in imports for alias in part.names if alias.asname == alias.name}
+        hidden += [f"{package}.{name}" for name in import_module(package).__all__ if name not in seen]
+    assert not hidden
+
+
+def test_changes_by_hand_are_still_possible():
+    """`benchmarks.mutations --hand` replaces texts of the source, each of which must occur once."""
+    listed = toml.loads((SRC.parents[1] / "benchmarks" / "mutations_by_hand.toml").read_text(encoding="utf-8"))
+    texts = {(row["path"], row["before"]) for row in listed["mutation"]}
+    stale = [f"{path}: {before}" for path, before in texts if (SRC / path).read_text("utf-8").count(before) != 1]
+    assert not stale
+
+
+@pytest.mark.parametrize("room", ["", "data", "diffusion", "distributed", "report", "training", "zoo"])
+def test_lazy_packages_export_what_type_checkers_see(room):
+    package = import_module(f"difformer.{room}".rstrip("."))
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    homes = {alias.name: part.module for part in block.body for alias in part.names}
+    assert homes.keys() <= set(package.__all__)
+    assert all(getattr(package, name) is getattr(import_module(home), name) for name, home in homes.items())
+
+
+def test_the_package_is_imported_without_its_sources(tmp_path):
+    for path in SRC.glob("*.py"):
+        py_compile.compile(str(path), tmp_path / "difformer" / f"{path.stem}.pyc")
+    program = "import difformer; print(difformer.__file__, difformer.Graph.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(tmp_path / "difformer" / "__init__.pyc"), "Graph"]
+
+
 def test_no_module_name_occurs_twice():
-    # A command is named after what it shows; `errors` is the same concept for the package, for data and for commands.
-    names = Counter(path.stem for path in MODULES if path.stem not in {*FRONT, "errors"} and path.parent.name != "cli")
+    # A command is named after what it shows.
+    names = Counter(path.stem for path in MODULES if path.stem not in FRONT and path.parent.name != "cli")
     assert not {name: count for name, count in names.items() if count > 1}
 
 

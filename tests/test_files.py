@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from difformer.files import atomic_write, write_whole
+from difformer import files
+from difformer.files import RunFolderError, atomic_write, only_one, write_bytes, write_whole
 
 
 def test_a_file_appears_whole_and_its_folder_is_made(tmp_path):
@@ -71,3 +72,12 @@ def test_concurrent_writers_leave_one_whole_file(tmp_path):
         writer.join()
     assert path.read_bytes() in contents
     assert os.listdir(tmp_path) == ["file.bin"]
+
+
+def test_a_lock_that_is_gone_at_once_holds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_lock_file", lambda folder: None)
+    with pytest.raises(RunFolderError, match="removed at once"), only_one(tmp_path):
+        write_bytes(tmp_path / "result", b"")
+    monkeypatch.undo()
+    with only_one(tmp_path):  # the lock was released
+        write_bytes(tmp_path / "result", b"")

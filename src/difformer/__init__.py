@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from difformer._lazy import lazy_names
-from difformer._version import __version__
+from difformer._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from difformer.data import register_dataset as register_dataset
@@ -33,18 +33,6 @@ _names, __getattr__, __dir__ = lazy_names(
         "nn": "DIFFormer DIFFormerConv GraphLevel",
         "zoo": "register_model",
     },
-    modules=(
-        "attention",
-        "data",
-        "diffusion",
-        "estimators",
-        "experiments",
-        "graph",
-        "nn",
-        "report",
-        "sparse",
-        "training",
-        "zoo",
-    ),
+    modules="attention experiments report sparse training",
 )
 __all__ = [*_names, "__version__"]

@@ -9,16 +9,16 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], modules: tuple[str, ...] = ()
+    package: str, homes: Mapping[str, str], modules: str = ""
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are resolved on first use.
 
     Args:
         package: ``__name__`` of the package.
         homes: Module within the package → the names it holds, separated by blanks.
-        modules: Further modules that are attributes of the package without an import of their own.
+        modules: Further modules that are attributes of the package without an import of their own, likewise.
     """
-    modules = (*homes, *modules)
+    attributes = {*modules.split(), *(module.partition(".")[0] for module in homes)}
     home = {name: module for module, names in homes.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:
@@ -26,11 +26,11 @@ def lazy_names(
             value = getattr(import_module(f"{package}.{home[name]}"), name)
             setattr(sys.modules[package], name, value)  # the next look-up does not come here
             return value
-        if name in modules:
+        if name in attributes:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home, *modules})
+        return sorted({*vars(sys.modules[package]), *home, *attributes})
 
     return sorted(home), __getattr__, __dir__

@@ -1,8 +1,7 @@
 """Files on disk: whole or absent, written with errors that say what to do, and by one process at a time.
 
 Every file that the package writes goes through `atomic_write`: it is written beside its place, flushed to disk, then
-renamed into it. A killed process leaves at most ``.<name>.<random>.part``, never a half-written file under its own
-name.
+renamed. A killed process leaves at most ``.<name>.<random>.part``, never a half-written file under its own name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import re
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +39,7 @@ class RunFolderError(OSError):
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path` for writing; it replaces `path` when the block ends without an error.
 
-    If the block raises, or the process dies, `path` is as it was before. A missing folder is created. The file gets the
-    permissions that any new file of this process gets.
+    If the block raises, or the process dies, `path` is as it was before. A missing folder is created.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,23 +81,21 @@ def writing(path: Path) -> Iterator[None]:
     Below a folder that this process has locked (`only_one`), it is also checked that the lock still holds.
     """
     for folder in (path, *path.parents):
-        if folder in _held:
-            _check_lock(folder)
+        if folder in _held and _lock_file(folder) != _held[folder]:
+            problem = f"{folder / LOCK} was removed or replaced while this process was writing to the folder"
+            advice = "another process may be writing there too; make sure that none is, then continue with resume"
+            raise RunFolderError(f"{problem}; {advice}")
     try:
         yield
     except RunFolderError:
         raise
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "see to it that it can be written")
-        if "choose another" not in advice and _within_a_run(path):
+        in_a_run = any(os.path.isfile(place / "config.toml") for place in (path, *path.parents))
+        if "choose another" not in advice and in_a_run:
             advice += ", then continue with resume"
         said = error.strerror or str(error)
         raise RunFolderError(f"{path} cannot be written ({said}): {advice}. Nothing was overwritten.") from error
-
-
-def _within_a_run(path: Path) -> bool:
-    """Whether there is a run to resume; False where a folder may not even be read."""
-    return any(os.path.isfile(place / "config.toml") for place in (path, *path.parents))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -189,12 +184,10 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-_held: dict[Path, tuple[int, int]] = {}  # folders that this process has locked: device and inode of the lock file
+_held: dict[Path, tuple[int, int]] = {}  # folders that this process has locked, with their `_lock_file`
 
 
 @contextmanager
@@ -212,26 +205,23 @@ def only_one(folder: Path) -> Iterator[None]:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             raise RunFolderError(f"{folder} is being written by another process; wait until it has ended") from None
-        found = (folder / LOCK).stat()
-    _held[folder] = (found.st_dev, found.st_ino)
     try:
+        if (held := _lock_file(folder)) is None:
+            raise RunFolderError(f"{folder / LOCK} was removed at once; make sure that no other process works there")
+        _held[folder] = held
         yield
     finally:
         _held.pop(folder, None)
         lock.release()
 
 
-def _check_lock(folder: Path) -> None:
-    """Refuses to write if the lock file was removed: another process may have taken the folder since."""
+def _lock_file(folder: Path) -> tuple[int, int] | None:
+    """Device and inode of the lock file, or None if it does not exist."""
     try:
         found = (folder / LOCK).stat()
     except OSError:
-        found = None
-    if found is None or (found.st_dev, found.st_ino) != _held[folder]:
-        raise RunFolderError(
-            f"{folder / LOCK} was removed or replaced while this process was writing to the folder, so another process "
-            f"may be writing there too; make sure that none is, then continue with resume"
-        )
+        return None
+    return found.st_dev, found.st_ino
 
 
 def within(folder: Path, path: Path) -> Path:
@@ -242,9 +232,8 @@ def within(folder: Path, path: Path) -> Path:
     """
     inside = os.path.realpath(folder)
     if os.path.commonpath([inside, real := os.path.realpath(path)]) != inside:
-        raise RunFolderError(
-            f"{path} leads out of the run folder through a symbolic link, to {real}; replace the link by the file"
-        )
+        problem = f"{path} leads out of the run folder through a symbolic link, to {real}"
+        raise RunFolderError(f"{problem}; replace the link by the file")
     return path
 
 
@@ -262,16 +251,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     An empty folder at that place is replaced.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    new.mkdir(parents=True)
     try:
         yield new
         for file in new.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        new.chmod(0o777 & ~mask)  # mkdtemp makes folders that only their owner may read
         if path.is_dir():
             path.rmdir()
         os.replace(new, path)

@@ -15,12 +15,8 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.is_available():
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    found = [value for value in (_of_the_machine(), _of_the_container()) if value is not None]
-    return min(found, default=UNKNOWN)
-
-
-def _of_the_machine() -> int | None:
-    return _entry(Path("/proc/meminfo"), "MemAvailable:", 1024)
+    of_the_machine = kernel_value(Path("/proc/meminfo"), "MemAvailable:", 1024)
+    return min((found for found in (of_the_machine, _of_the_container()) if found is not None), default=UNKNOWN)
 
 
 def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -29,10 +25,10 @@ def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # not in a container, or in one without a limit ("max")
         return None
-    return max(0, limit - used + (_entry(folder / "memory.stat", "inactive_file", 1) or 0))
+    return max(0, limit - used + (kernel_value(folder / "memory.stat", "inactive_file", 1) or 0))
 
 
-def _entry(path: Path, name: str, unit: int) -> int | None:
+def kernel_value(path: Path, name: str, unit: int) -> int | None:
     """The number behind a name in one of the kernel's tables."""
     try:
         with path.open() as table:

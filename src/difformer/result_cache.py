@@ -1,9 +1,8 @@
 """Work that depends only on an input is done once: sorted graphs, neighbour graphs, distances, walks.
 
-A training loop passes the same tensor or `Graph` at every epoch. What was computed for such an object is kept while it
-lives; an in-place change of a tensor is noticed by its version counter. Copies and saved models start
-without. Safe to use from several threads: two that ask at the same time may both do the work, and either result is
-right.
+What was computed for a tensor or `Graph` is kept while it lives; an in-place change of a tensor is noticed by its
+version counter. Copies and saved models start without. Safe to use from several threads: two that ask at the same time
+may both do the work, and either result is right.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ResultCache(Generic[T]):
         with self._lock:
             known = self._found.get(owner, ())
         for before, result in known:
-            if _same(before, key):
+            if len(before) == len(key) and all(map(_same, before, key)):
                 return result
         device = getattr(owner, "device", torch.device("cpu"))  # a scipy matrix has none
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -53,11 +52,8 @@ class ResultCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ResultCache[T]:
-        return ResultCache()
-
     def __reduce__(self) -> tuple[type[ResultCache[T]], tuple[()]]:
-        return ResultCache, ()
+        return ResultCache, ()  # copies start without results
 
 
 class SameTensor:
@@ -80,8 +76,5 @@ def version_of(owner: Any) -> int:
     return owner._version if isinstance(owner, Tensor) and not owner.is_inference() else 0
 
 
-def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return len(a) == len(b) and all(
-        x is y or (torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y)
-        for x, y in zip(a, b, strict=True)
-    )
+def _same(x: Any, y: Any) -> bool:
+    return x is y or (torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y)

@@ -15,14 +15,6 @@ from typing import Any
 from difformer.errors import UserError
 
 LARGEST = 2**40  # of a count: nothing that fits a disk has more
-_WORDS: dict[Any, str] = {
-    str: "a text",
-    bool: "true or false",
-    dict: "a table",
-    int: "a whole number of at least 0",
-    float: "a number",
-    None: "null",
-}
 
 
 @dataclass(frozen=True)
@@ -42,14 +34,39 @@ def one_of(*values: Any) -> Rule:
     return Rule(lambda value: any(type(value) is type(each) and value == each for each in values), words)
 
 
+_KINDS: dict[Any, Rule] = {
+    str: Rule(lambda value: isinstance(value, str), "a text"),
+    bool: Rule(lambda value: isinstance(value, bool), "true or false"),
+    dict: Rule(lambda value: isinstance(value, dict), "a table"),
+    int: Rule(lambda value: type(value) is int and 0 <= value < LARGEST, "a whole number of at least 0"),
+    float: Rule(lambda value: type(value) in (int, float), "a number"),
+    None: Rule(lambda value: value is None, "null"),
+}
+
+
+def _rule(schema: Any) -> Rule:
+    if isinstance(schema, tuple):
+        rules = [_rule(one) for one in schema]
+        return Rule(lambda value: any(rule.holds(value) for rule in rules), " or ".join(rule.words for rule in rules))
+    if isinstance(schema, list):
+        item = _rule(schema[0])
+        holds = lambda value: isinstance(value, list) and all(map(item.holds, value))
+        return Rule(holds, f"a list, each item {item.words}")
+    if isinstance(schema, set):
+        words = f"one of {', '.join(sorted(schema))}"
+        return Rule(lambda value: isinstance(value, str) and value in schema, words)
+    return schema if isinstance(schema, Rule) else _KINDS[dict if isinstance(schema, dict) else schema]
+
+
 def check(value: Any, schema: Any, name: str = "", *, closed: bool = False) -> None:
     """Refuses a value that does not have the form of a schema; if `closed`, also tables with other entries.
 
     Raises:
         UserError: Naming the entry, what it must be, and what it is.
     """
-    if not _fits(value, dict if isinstance(schema, dict) else schema):
-        raise UserError(f"{name or 'the document'} must be {_said(schema)}, got {value!r:.60}")
+    rule = _rule(schema)
+    if not rule.holds(value):
+        raise UserError(f"{name or 'the document'} must be {rule.words}, got {value!r:.60}")
     if isinstance(schema, dict):
         start = f"{name}." if name else ""
         for key in {**schema, **value} if closed else schema:
@@ -58,31 +75,3 @@ def check(value: Any, schema: Any, name: str = "", *, closed: bool = False) -> N
             if closed and key not in value:
                 raise UserError(f"{start}{key} is missing")
             check(value.get(key), schema[key], start + key, closed=closed)
-
-
-def _fits(value: Any, schema: Any) -> bool:
-    if isinstance(schema, Rule):
-        return bool(schema.holds(value))
-    if isinstance(schema, tuple):
-        return any(_fits(value, one) for one in schema)
-    if isinstance(schema, list):
-        return isinstance(value, list) and all(_fits(item, schema[0]) for item in value)
-    if isinstance(schema, set):
-        return isinstance(value, str) and value in schema
-    if schema is None:
-        return value is None
-    if schema is int:
-        return type(value) is int and 0 <= value < LARGEST
-    return type(value) in (int, float) if schema is float else isinstance(value, schema)
-
-
-def _said(schema: Any) -> str:
-    if isinstance(schema, Rule):
-        return schema.words
-    if isinstance(schema, tuple):
-        return " or ".join(map(_said, schema))
-    if isinstance(schema, list):
-        return f"a list, each item {_said(schema[0])}"
-    if isinstance(schema, set):
-        return f"one of {', '.join(sorted(schema))}"
-    return _WORDS[dict if isinstance(schema, dict) else schema]
