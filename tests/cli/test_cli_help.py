@@ -50,7 +50,7 @@ def test_every_command_has_help_and_a_json_option(call, verb):
 
 def test_fit_help_says_what_is_not_supported(call):
     said = " ".join(call("fit", "--help").out.split())
-    assert "Link prediction and edge features are outside of this package for now" in said
+    assert "Link prediction and edge features are not supported yet" in said
 
 
 def test_usage_of_compare_and_own_models_in_fit(call):

@@ -98,7 +98,7 @@ def test_new_rows_with_known_ids_are_noted(call, run, tmp_path):
     answer = call("predict", run, "--features", "again.csv", "--out", "-")
     assert answer.code == 0, answer.err
     assert "note: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
-    assert "note: again.csv has 1 id in several rows, 'n1' first" in answer.err
+    assert "note: again.csv has 1 id in several rows, e.g. 'n1'" in answer.err
     assert len(answer.out.splitlines()) == 4
 
 

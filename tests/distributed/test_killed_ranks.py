@@ -189,7 +189,7 @@ def test_a_store_that_never_answers_means_that_rank_0_is_gone(monkeypatch):
     for thread in threads:
         thread.join(20)
     assert said.startswith("rank 0 (far, process 11) is gone")
-    assert said.endswith("it gave no answer for 0 s")
+    assert said.endswith("no answer for 0 s")
 
 
 def _rank_process(launcher, rank):

@@ -346,7 +346,7 @@ def test_what_does_not_fit_leaves_no_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
-    with pytest.raises(MemoryError, match=r"lds, which .* GiB are free on cpu; take another system"):
+    with pytest.raises(MemoryError, match=r"lds, which .* GiB are free on cpu; use another model"):
         fit(blocks(), TrainConfig(model="lds", epochs=2), seeds=1, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 

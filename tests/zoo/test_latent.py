@@ -323,7 +323,7 @@ def test_lds_accepts_its_own_and_new_nodes_and_refuses_others():
     torch.testing.assert_close(again(more, task.edge_index)[:40], record.outputs)
     with pytest.raises(ValueError, match="learned the edges of 40 nodes, got 39 rows"):
         again(task.x[:39])
-    with pytest.raises(ValueError, match="the first 40 rows are others"):
+    with pytest.raises(ValueError, match="the first 40 rows differ"):
         again(task.x.flip(0) + 1)
     with pytest.raises(ValueError, match="neither batches of graphs nor series"):
         again(task.x, batch=torch.arange(2).repeat_interleave(20))
@@ -342,7 +342,7 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("machine", "said"), [(8, "; do less, or take device='cpu', where 8.0 GiB"), (3, "; do less$")]
+    ("machine", "said"), [(8, "; do less, or use device='cpu', where 8.0 GiB"), (3, "; do less$")]
 )
 def test_cpu_is_suggested_when_its_memory_suffices(machine, said, monkeypatch):
     from difformer.zoo import encoder as inputs

@@ -31,7 +31,7 @@ def certify(
     """Check the theorems on data.
 
     The table shows what each theorem states, under which condition, and the largest violation measured. Proven and
-    measured statements are counted apart. Exit code 1 if a statement fails although its condition is met.
+    measured statements are counted separately. Exit code 1 if a statement fails and its condition is met.
     """
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)

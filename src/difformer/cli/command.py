@@ -243,7 +243,7 @@ def explain(error: Exception) -> str:
     """The sentence that the command line shows for an expected error."""
     text = str(error) or type(error).__name__
     if isinstance(error, WouldNotFitError):
-        return f"refused for lack of memory: {text}"
+        return f"not enough memory: {text}"
     if out_of_memory(error):
         on_gpu = type(error).__name__ == "OutOfMemoryError"
         smaller = ", --set precision=bf16 or --device cpu" if on_gpu else " or --set precision=bf16"

@@ -74,7 +74,7 @@ def describe_request(request: Request) -> list[str]:
     if not zoo.find(model).trained:
         of_training = vars(TrainConfig()).keys() - {"model", "options", *WITHOUT_TRAINING}
         typed = listed({key: value for key, value in request.overrides.items() if key in of_training})
-        lines += [f"note: {model} trains nothing, so {typed} changes nothing"] if typed else []
+        lines += [f"note: {model} is not trained, so {typed} has no effect"] if typed else []
     return lines
 
 

@@ -19,7 +19,7 @@ def explain(
     node: str = option(
         "Name or number of the instance or graph, or of the row of --features; SNAPSHOT:NODE for series.", ...
     ),
-    target: str | None = option("Name or number of the target to explain, of several; the first number by default."),
+    target: str | None = option("Target to explain, by name or number; by default the first, or the surest label."),
     seed: int | None = SEED,
     device: str = DEVICE,
 ) -> None:
@@ -27,8 +27,8 @@ def explain(
 
     It names the columns, neighbours and other instances that moved the prediction. The effects add up to the predicted
     probability less the one that average features would give (integrated gradients). Columns are named if they make up
-    at least 1 % of all effects, the eight largest at most, and the others are summed up; so are neighbours. A rest of
-    0.005 or more that could not be attributed is printed. New rows are given as to `difformer predict`. (Which operator
+    at least 1 % of all effects, at most the eight largest; the rest are summed. Neighbours likewise. A remainder of
+    0.005 or more that could not be attributed is printed. Give new rows as for `difformer predict`. (Which operator
     computes a layer is another question, answered in Python by `difformer.attention.explain` and `model.explain`.)
     """
     given, names = new.read(run, output)

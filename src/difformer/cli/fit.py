@@ -60,9 +60,9 @@ def fit(
 
     The metric is reported as mean ± standard deviation over seeds. The data are a data set by name, a table (`difformer
     fit customers.csv --label segment`), or several files (`--features x.csv --labels y.csv --edges e.csv`). The epoch
-    with the best validation score counts. Ctrl-C saves the state, and `--resume RUN` continues. Under torchrun, seeds
+    with the best validation score is used. Ctrl-C saves the state, and `--resume RUN` continues. Under torchrun, seeds
     are spread over the processes; with --shard, or a folder made by `difformer partition`, the graph is spread instead.
-    Link prediction and edge features are outside of this package for now.
+    Link prediction and edge features are not supported yet.
     """
     parts = Path(data.dataset) if data.dataset and (Path(data.dataset) / "partition.json").is_file() else None
     if resume is not None:
@@ -72,7 +72,7 @@ def fit(
             "--with": alongside, "--shard": shard or None,
         }  # fmt: skip
         if extra := [name for name, value in asked.items() if value is not None] + data.given():
-            raise UserError(f"--resume continues a run as it is; leave out {', '.join(extra)}")
+            raise UserError(f"--resume continues a run unchanged; omit {', '.join(extra)}")
         _resume(resume, parts, device, tensorboard, output)
         return
     if unknown := [word for word in alongside or () if word != ATTENTION_OFF]:

@@ -359,7 +359,7 @@ def _familiar(task: difformer.data.Task, found: Any) -> list[str]:
             f"(without --features the run's own instances are predicted)"
         )
     if twice := [name for name, number in Counter(found.ids).items() if number > 1]:
-        notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, {twice[0]!r} first")
+        notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, e.g. {twice[0]!r}")
     return notes
 
 

@@ -54,7 +54,7 @@ def models(
     output.show(KEY)
     output.say("`difformer models NAME` says what it does and shows its settings and presets;")
     output.say("`difformer fit DATASET --model NAME` trains it.")
-    output.say("None of them predicts links or reads features of edges (weights of edges are read).")
+    output.say("None of them predicts links or uses edge features (edge weights are used).")
 
 
 def _one(name: str, output: Output, *, in_full: bool) -> None:

@@ -19,8 +19,8 @@ def reproduce(
     output: Output,
     name: str | None = argument("Which table or figure; --list shows them.", metavar="NAME"),
     show_list: bool = option("List the tables and figures, and stop.", False, "--list"),
-    quick: bool = option("Small synthetic data and few epochs: does it work?", False, "--quick"),
-    seeds: int | None = option("Seeds per cell; by default as the protocol says."),
+    quick: bool = option("Smoke test: small synthetic data and few epochs.", False, "--quick"),
+    seeds: int | None = option("Seeds per cell; by default set by the protocol."),
     out: Path | None = option(
         "Folder of results, with a folder per NAME; results by default, results-quick with --quick."
     ),
@@ -33,7 +33,7 @@ def reproduce(
     limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf),
     retry: bool = option("Repeat runs that failed before.", False, "--retry"),
     precision: str | None = option(
-        "float32, or bf16 for mixed precision; by default as the presets say. Tables name it."
+        "float32, or bf16 for mixed precision; by default set by the preset. Tables name it."
     ),
     table_only: bool = option("Run nothing: write tables and figure from existing runs.", False, "--table-only"),
     runs_only: bool = option("Write no tables and no figure, which need the extra 'figures'.", False, "--runs-only"),

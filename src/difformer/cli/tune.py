@@ -35,7 +35,7 @@ def tune(
     models: list[str] | None = option(
         "Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL
     ),
-    trials: int = option("Settings to try per model, including the defaults and earlier calls.", 20, low=1),
+    trials: int = option("Trials per model, including the defaults and those of earlier calls.", 20, low=1),
     seconds: float = option("Start no trial after that time.", math.inf),
     jobs: int = option("Processes that work at the same time.", 1, low=1),
     seeds: int = option("Runs that a trial averages over, one per split.", 1, low=1),
@@ -45,9 +45,9 @@ def tune(
     ),
     settings: list[str] | None = SETTINGS,
     metric: str | None = METRIC,
-    prune: bool = option("Stop trials early that stay below the median.", True),
-    stacked: bool | None = option("Train settings of one shape as one model; by default if there is a GPU."),
-    seed: int = option("Seed of the choice of settings.", 0),
+    prune: bool = option("Prune trials that stay below the median.", True),
+    stacked: bool | None = option("Train settings of the same shape as one model; by default on a GPU."),
+    seed: int = option("Seed for drawing settings.", 0),
     out: Path | None = option("Folder of the study; tune/DATASET-MODEL by default."),
     device: str = DEVICE,
 ) -> None:

@@ -252,7 +252,7 @@ class Laplacian:
             x, residual = x + step * direction, self.project(residual - step * image)
             before, size = size, float(residual @ residual)
             direction = residual + size / before * direction
-        raise RuntimeError(f"conjugate gradients did not settle: residual {math.sqrt(size):.2g}")
+        raise RuntimeError(f"CG iterations did not converge: residual {math.sqrt(size):.2g}")
 
     def _eigenvalues(self) -> Vector:
         assert self.matrix is not None  # there is one up to DENSE nodes

@@ -207,7 +207,7 @@ class _Tensors:
         """Whole numbers in 0 … below - 1."""
         value = self.take(name, None if size is None else (size,), finite=False)
         whole = value.ndim == 1 and value.dtype in (torch.int32, torch.int64)
-        self.check(name, whole, f"is no list of whole numbers: {value.dtype}, shape {tuple(value.shape)}")
+        self.check(name, whole, f"is not a list of integers: {value.dtype}, shape {tuple(value.shape)}")
         value = value.long()
         inside = not value.numel() or (int(value.min()) >= 0 and (below is None or int(value.max()) < below))
         self.check(name, inside, f"has numbers outside 0 … {'' if below is None else below - 1}")
@@ -219,7 +219,7 @@ class _Tensors:
         try:
             return tuple(Split(name, *found).parts().values())
         except UserError as error:
-            raise DataError(f"split.{number} is not one ({error}); partition the task again", path=self.path) from error
+            raise DataError(f"split.{number} is invalid ({error}); partition the task again", path=self.path) from error
 
     def names(self, rows: int) -> tuple[str, ...]:
         """Names of the nodes, if the task has names."""
@@ -238,7 +238,7 @@ class _Tensors:
         column = self.index("x.col", values.numel(), columns)
         crow = self.index("x.crow", rows + 1, values.numel() + 1)
         counts = int(crow[0]) == 0 and int(crow[-1]) == values.numel() and bool((crow.diff() >= 0).all())
-        self.check("x.crow", counts, "does not count the entries of the rows")
+        self.check("x.crow", counts, "is not a valid row pointer")
         return csr(crow, column, values, (rows, columns))
 
 
@@ -341,7 +341,7 @@ class Partition:
         halo_part = given.index("halo_part", None, len(sizes))
         halo_row = given.index("halo_row", halo_part.numel())
         inside = (halo_row < torch.tensor(sizes)[halo_part]).all()
-        given.check("halo_row", inside, "has rows that the other parts do not have")
+        given.check("halo_row", inside, "has rows missing from the other parts")
         target = given.index("target", None, n)
         source = given.index("source", target.numel(), n + halo_part.numel())
         weight = given.take("edge_weight", (target.numel(),)) if layout["weighted"] else None

@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 import difformer
 from difformer import distributed
-from difformer.distributed.watch import Watch, naming_the_dead
+from difformer.distributed.watch import Watch, name_lost_rank
 from difformer.errors import UserError
 from difformer.training.metrics import Metric
 
@@ -92,7 +92,7 @@ class Exchange:
 
     def wait(self) -> Tensor:
         """What came."""
-        with naming_the_dead(self.ranks.watch):
+        with name_lost_rank(self.ranks.watch):
             while self.works:  # a finished one would keep the group's threads alive until the interpreter ends
                 self.works.pop().wait()
         return self.came
@@ -124,7 +124,7 @@ class Ranks:
         """`x`, which must be contiguous, becomes the sum over all ranks; no gradients."""
         if self.size > 1 and x.numel():
             self.traffic.add(kind, 2 * x.nbytes * (self.size - 1) / self.size)
-            with naming_the_dead(self.watch):
+            with name_lost_rank(self.watch):
                 dist.all_reduce(x, how)
         return x
 
@@ -143,7 +143,7 @@ class Ranks:
         if self.size == 1:
             return Exchange(self, x, came.copy_(x))
         kept = x.contiguous()
-        with naming_the_dead(self.watch):
+        with name_lost_rank(self.watch):
             work = dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
         return Exchange(self, kept, came, [work])
 
@@ -153,7 +153,7 @@ class Ranks:
             return x.unsqueeze(0)
         self.traffic.add(kind, x.nbytes * (self.size - 1))
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        with naming_the_dead(self.watch):
+        with name_lost_rank(self.watch):
             dist.all_gather(parts, x.contiguous())
         return torch.stack(parts)
 
@@ -168,7 +168,7 @@ class Ranks:
         """Rank 0's value, on every rank."""
         box = [value]
         if self.size > 1:
-            with naming_the_dead(self.watch):
+            with name_lost_rank(self.watch):
                 dist.broadcast_object_list(box, 0, device=self.device)
         return box[0]
 
@@ -189,7 +189,7 @@ class Ranks:
         """The value of every rank, by rank, on every rank."""
         found = [value] * self.size
         if self.size > 1:
-            with naming_the_dead(self.watch):
+            with name_lost_rank(self.watch):
                 dist.all_gather_object(found, value)
         return found
 

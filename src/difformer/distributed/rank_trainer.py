@@ -51,7 +51,7 @@ def check_config(partition: Partition, config: TrainConfig) -> None:
     make_loss(task, Split("none", NONE, NONE, NONE), config, cpu)
     if chosen_metric(config, task).name == "broadcast-mse":
         raise UserError(
-            "metric broadcast-mse is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae",
+            "metric broadcast-mse does not work over ranks; use accuracy, rocauc, f1, f1-micro, mse or mae",
             argument="metric",
         )
     with isolated_rng(cpu):

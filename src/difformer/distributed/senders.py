@@ -47,7 +47,7 @@ from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
 from difformer.distributed.process_group import Exchange, Ranks, all_reduce
-from difformer.distributed.watch import naming_the_dead
+from difformer.distributed.watch import name_lost_rank
 from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS
 from difformer.nn.context import SMALLEST_NORM
@@ -210,7 +210,7 @@ def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
     # Both sides know which blocks are empty; those are not sent.
     ops = [dist.P2POp(dist.isend, block, after)] if block.numel() else []
     ops += [dist.P2POp(dist.irecv, came, before)] if came.numel() else []
-    with naming_the_dead(ranks.watch):
+    with name_lost_rank(ranks.watch):
         return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else ())
 
 

@@ -92,7 +92,7 @@ class Watch:
 
     def _where(self, rank: int) -> str:
         known = self._known(rank)
-        return f"{known['host']}, process {known['process']}" if known else "never heard of"
+        return f"{known['host']}, process {known['process']}" if known else "never seen"
 
     def _is_dead(self, rank: int) -> bool:
         """Whether its process is on this machine, and no longer alive."""
@@ -151,7 +151,7 @@ class Watch:
             # Counted in own rounds, not by the clock: this process itself may have been suspended.
             last, silent = self._beats, silent + BEAT if self._beats == last else 0.0
             if silent >= SILENCE:
-                self._fail(self._store_lost(f"it gave no answer for {SILENCE:.0f} s"))
+                self._fail(self._store_lost(f"no answer for {SILENCE:.0f} s"))
                 return
 
     def _store_lost(self, why: str) -> str:
@@ -176,7 +176,7 @@ def _machine() -> str:
 
 
 @contextmanager
-def naming_the_dead(watch: Watch | None) -> Iterator[None]:
+def name_lost_rank(watch: Watch | None) -> Iterator[None]:
     """A collective that breaks becomes a `RankLostError` that names the rank, as soon as that is known."""
     try:
         yield
@@ -184,4 +184,4 @@ def naming_the_dead(watch: Watch | None) -> Iterator[None]:
         if watch is None:
             raise
         named = watch.wait(SILENCE + 3 * BEAT)
-        raise RankLostError(named or f"a rank of the group is gone, it is not known which: {error}") from error
+        raise RankLostError(named or f"an unknown rank of the group is gone: {error}") from error

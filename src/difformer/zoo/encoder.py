@@ -53,7 +53,7 @@ class Observed:
     def one_graph(self, system: str, knows: str) -> None:
         """Raises a ValueError for a batch of graphs or the snapshots of a series."""
         if self.segments is not None and self.segments.num_graphs > 1:
-            raise UserError(f"{system} {knows}; it serves neither batches of graphs nor series")
+            raise UserError(f"{system} {knows}; it takes neither batches of graphs nor series")
 
     def once(self, kept: ResultCache[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
         """The result of `work`, which depends on graph and batch only; cached per graph."""
@@ -295,7 +295,7 @@ def refuse_beyond_memory(
         gib = 2**30
         # Suggest the CPU only if it is a different device with enough memory.
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
-            remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
+            remedy += f", or use device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise WouldNotFitError(
             f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
             f"{device}; {remedy}"

@@ -79,7 +79,7 @@ class Graphormer(Encoder):
         segments, count = observed.segments, observed.pairs
         largest = observed.rows if segments is None else segments.largest
         held = count if segments is None else min(count, largest**2 + 2**26)
-        remedy = "take a system that is linear in the nodes, such as sgformer, or batch_size=…"
+        remedy = "use a model that is linear in the nodes, such as sgformer, or batch_size=…"
         what = f"graphormer, which looks at {count:,} pairs,"
         refuse_beyond_memory(observed.rows * largest + PAIR_BYTES * held, x.device, what, remedy)
         drop_input = self.training and self.input_dropout > 0

@@ -42,7 +42,7 @@ def rings(graph: Graph) -> tuple[Graph, Graph]:
     one.data[:] = 1
     walks = float((one @ one.sum(axis=1)).sum())  # of two steps: a bound on the entries of A²
     needed, what = 32.0 * min(walks, float(n) ** 2), f"h2gcn on the {walks:,.0f} walks of two steps"
-    refuse_beyond_memory(needed, graph.device, what, "take another system")
+    refuse_beyond_memory(needed, graph.device, what, "use another model")
     two = one @ one
     two.setdiag(0)
     two = two.astype(bool).astype("float32")

@@ -128,7 +128,7 @@ class LDS(Encoder):
     def _begin(self, x: Features, graph: Graph | None) -> None:
         rows, device, copies = x.shape[0], self.theta.device, 8 + 4 * self.inner_steps
         what = f"lds, which learns {rows:,}² edge probabilities and differentiates {self.inner_steps} inner steps,"
-        remedy = "take another system for as many nodes, or fewer inner_steps"
+        remedy = "use another model at this size, or fewer inner_steps"
         refuse_beyond_memory(4.0 * copies * rows**2, device, what, remedy)
         with torch.no_grad():
             if graph is None or not graph.num_edges:
@@ -146,7 +146,7 @@ class LDS(Encoder):
             raise UserError(f"lds has learned the edges of {known} nodes, got {x.shape[0]} rows; give it all its nodes")
         if not torch.allclose(_sums(x, known).to(self.seen), self.seen, rtol=1e-3, atol=1e-3):
             raise UserError(
-                f"lds has learned the edges of {known} nodes, but the first {known} rows are others; new ones follow"
+                f"lds has learned the edges of {known} nodes, but the first {known} rows differ; put new rows last"
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
