@@ -341,9 +341,7 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
         zoo.build(name, 3, 2, hidden_channels=4).train()(x)
 
 
-@pytest.mark.parametrize(
-    ("machine", "said"), [(8, "; do less, or use device='cpu', where 8.0 GiB"), (3, "; do less$")]
-)
+@pytest.mark.parametrize(("machine", "said"), [(8, "; do less, or use device='cpu', where 8.0 GiB"), (3, "; do less$")])
 def test_cpu_is_suggested_when_its_memory_suffices(machine, said, monkeypatch):
     from difformer.zoo import encoder as inputs
 
