@@ -9,9 +9,8 @@ import scipy.io
 import torch
 from published_files import csv, undirected, write, zipped
 
-from difformer.data import DataError, DownloadError, load
+from difformer.data import DataError, load
 from difformer.data.catalogue import FORMS
-from difformer.data.datasets.large_graphs import NUM_TEXTS
 
 
 class TestProteins:
@@ -71,6 +70,7 @@ class TestProteins:
             ("raw/edge.csv.gz", b"0,1\n2,12\n" * 15, r"line 2: edge \(2, 12\) names a node outside 0 … 11"),
             ("raw/edge.csv.gz", b"0,1\n" * 29, "different numbers of lines"),
             ("raw/edge-feat.csv.gz", b"1,2,3\n" * 30, "expected 8 numbers, got 3"),
+            ("raw/num-node-list.csv.gz", b"", "num-node-list.csv.gz: empty"),
             ("raw/num-edge-list.csv.gz", b"31\n", "30 edges, but num-edge-list announces 31"),
             ("raw/num-edge-list.csv.gz", b"29\n", "30 edges, but num-edge-list announces 29"),
         ],
@@ -84,67 +84,7 @@ class TestProteins:
 
 
 class TestPokec:
-    def profile(self, user, *, gender="1", region="zilinsky kraj, cadca", age="26", filled=(), public="1"):
-        texts = [f"text {i}" if i in filled else "null" for i in range(NUM_TEXTS)]
-        fields = [
-            str(user),
-            public,
-            "14",
-            gender,
-            region,
-            "2012-05-25 11:20:00.0",
-            "2005-04-03 00:00:00.0",
-            age,
-            *texts,
-        ]
-        return "\t".join(fields) + "\t\n"
-
-    def snap(self, folder, profiles, relations):
-        write(folder / "pokec" / "soc-pokec-profiles.txt.gz", gzip.compress("".join(profiles).encode()))
-        write(folder / "pokec" / "soc-pokec-relationships.txt.gz", gzip.compress(relations))
-
-    def test_tables_of_snap(self, cache, tmp_path):
-        profiles = [
-            self.profile(2, gender="0", filled=(0, 50)),
-            self.profile(1, region="zahranicie, zahranicie - nemecko", age="0"),
-            self.profile(4, gender="null", region="zahranicie, ina", public="0"),
-            self.profile(3, gender="1"),
-            *(self.profile(i, gender=str(i % 2)) for i in range(5, 31)),
-        ]
-        self.snap(tmp_path, profiles, b"1\t2\n2\t1\n3\t1\n4\t4\n")
-        task = load("pokec", tmp_path)
-        assert task.y[:4].tolist() == [1, 0, 1, -1]
-        assert undirected(task.edge_index) == {(0, 1), (0, 2)}
-        assert task.num_edges == 4 + 30
-        assert task.num_features == 6 + 2 + NUM_TEXTS
-        assert task.x[0, :4].tolist() == pytest.approx([1, 0.14, 0, 0])
-        assert task.x[1, :4].tolist() == pytest.approx([1, 0.14, 0.26, 1])
-        assert task.x[1, 4].item() == pytest.approx(5.25, abs=0.01)  # registered in April 2005
-        assert task.x[:4, 6:8].tolist() == [[0, 1], [1, 0], [1, 0], [0, 1]]  # the more frequent region first
-        assert task.x[1, 8:].nonzero().flatten().tolist() == [0, 50]
-        assert task.splits[0].sizes() == (2, 2, 25)  # 10/10/80 of the 29 with a gender
-        assert "paper: random 10/10/80" in task.protocol
-        assert any("not those of the published figures" in note for note in task.notes)
-
-    @pytest.mark.parametrize(
-        ("profiles", "relations", "complaint"),
-        [
-            (["1\t1\t14\n"], b"1\t1\n", "line 1: expected 59 columns, got 3"),
-            (None, b"1\t9\n", r"edge \(0, 8\) names a node outside 0 … 1"),
-            (None, b"1\t2\n1\ttwo\n", "line 2, column 2: expected a number, got 'two'"),
-        ],
-    )
-    def test_broken_tables(self, cache, tmp_path, profiles, relations, complaint):
-        self.snap(tmp_path, profiles or [self.profile(1), self.profile(2)], relations)
-        with pytest.raises(DataError, match=complaint):
-            load("pokec", tmp_path)
-
-    def test_users_must_be_numbered_throughout(self, cache, tmp_path):
-        self.snap(tmp_path, [self.profile(1), self.profile(3)], b"1\t1\n")
-        with pytest.raises(DataError, match="numbered 1 to 2"):
-            load("pokec", tmp_path)
-
-    def test_file_of_linkx(self, cache, tmp_path, monkeypatch):
+    def test_file_of_linkx(self, cache, tmp_path):
         rng = np.random.default_rng(0)
         n, edges = 40, rng.integers(0, 40, (2, 100))
         label = np.r_[-1, np.arange(39) % 2]
@@ -160,6 +100,3 @@ class TestPokec:
         assert undirected(task.edge_index) == {tuple(sorted(e)) for e in edges.T.tolist() if e[0] != e[1]}
         assert [split.sizes() for split in task.splits] == [(19, 9, 11)] * 2
         assert "50/25/25" in task.protocol
-        monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
-        with pytest.raises(DownloadError, match=r"soc-pokec-profiles\.txt\.gz"):
-            load("pokec", tmp_path, source="snap")

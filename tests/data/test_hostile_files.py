@@ -11,8 +11,7 @@ from own_people import X, Y
 from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
-from difformer.data.archives import read_members, read_npz
-from difformer.data.datasets.large_graphs import read_profiles
+from difformer.data.archives import number_blocks, read_members, read_npz
 from difformer.data.lookup import Found, locate, reading
 from difformer.errors import UserError
 
@@ -172,12 +171,11 @@ def test_encrypted_members_of_archives_are_refused(tmp_path):
         read_members(path, ["secret.csv"])
 
 
-def test_lines_of_profiles_have_a_length_limit(tmp_path, monkeypatch):
+def test_lines_of_tables_of_numbers_have_a_length_limit(monkeypatch):
     monkeypatch.setenv("DIFFORMER_MAX_LINE", "1000")
-    path = tmp_path / "soc-pokec-profiles.txt.gz"
-    path.write_bytes(gzip.compress(b"1\t" + b"x" * 5000 + b"\n"))
-    with pytest.raises(DataError, match=r"line 1: has more than 1,000 characters"):
-        read_profiles(path)
+    monkeypatch.setattr("difformer.data.archives.BLOCK_BYTES", 500)
+    with pytest.raises(DataError, match=r"a line has 1,498 characters, more than the limit of 1,000"):
+        list(number_blocks(io.BytesIO(b"1\n" + b"1" * 5000 + b"\n"), columns=1, dtype=np.int64))
 
 
 @pytest.mark.parametrize("name", ["delimiter", "decimal", "encoding", "comment"])

@@ -15,7 +15,8 @@ import os
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -28,7 +29,6 @@ Array = np.ndarray[Any, Any]
 
 PACKED, RATIO = 1 << 30, 200  # what unpacks to more than RATIO times the size of its archive has at most PACKED bytes
 BLOCK_BYTES = 16 << 20  # of a table of numbers read at a time
-_TO_BLANK = bytes.maketrans(b",\t;\r\n", b"     ")
 LIMITS = {"MEMBER": 16 << 30, "LINE": 64 << 20, "COLUMNS": 1 << 20}
 
 
@@ -155,49 +155,35 @@ def read_mat(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object = None) -> Iterator[Array]:
-    """Consecutive blocks ``[rows, columns]`` of a table of numbers separated by commas, tabs or blanks.
+    """Consecutive blocks ``[rows, columns]`` of a table of numbers separated by commas.
 
-    Tens of millions of lines take seconds and little memory. Lines that begin with ``#`` may come first. Anything that
-    is not a number, and a line with another number of columns, is an error that names its line.
+    Anything that is not a number, and a line with another number of columns, is an error that names its line.
     """
     line, rest = 0, b""
-    while True:
-        block = stream.read(BLOCK_BYTES)
-        text = rest + block
-        cut = text.rfind(b"\n") + 1 if block else len(text)
-        text, rest = text[:cut], text[cut:]
+    while block := stream.read(BLOCK_BYTES) or (rest and b"\n"):  # the last line may lack its end
+        *rows, rest = (rest + block).split(b"\n")
         check_size(len(rest), "a line", "LINE")
-        while text.startswith(b"#"):
-            line += 1
-            text = text.partition(b"\n")[2]
-        if text.strip():
-            rows = text.count(b"\n") + (not text.endswith(b"\n"))
-            plain = text.translate(_TO_BLANK)
-            good = plain.isascii() and not any(gap in text for gap in (b",,", b",\n", b"\n,", b",\r"))
-            try:
-                # One pass of C over the block. Older numpy only warns of what is no number, and returns fewer values.
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    values = np.fromstring(plain, dtype=dtype, sep=" ")
-            except ValueError:
-                good = False
-            if not good or values.size != rows * columns:
-                _refuse(text, columns, dtype, path, line)
-            yield values.reshape(rows, columns)
-            line += rows
-        if not block:
-            return
+        if not rows:
+            continue
+        values = None
+        with suppress(ValueError, Warning), warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy warns of fractions among whole numbers, and of blank lines
+            values = np.loadtxt(rows, dtype, delimiter=",", comments=None, ndmin=2)
+        if values is None or values.shape != (len(rows), columns):
+            _refuse(rows, columns, dtype, path, line)
+        yield values
+        line += len(rows)
 
 
-def _refuse(text: bytes, columns: int, dtype: Any, path: object, line: int) -> NoReturn:
+def _refuse(rows: Sequence[bytes], columns: int, dtype: Any, path: object, line: int) -> NoReturn:
     """Raises the error of the first bad line."""
-    for number, row in enumerate(text.splitlines(), start=line + 1):
-        fields = row.split(b",") if b"," in row else row.translate(_TO_BLANK).split()
+    for number, row in enumerate(rows, start=line + 1):
+        fields = row.decode(errors="replace").split(",") if row.strip() else []
         for column, field in enumerate(fields, start=1):
             try:
-                np.dtype(dtype).type(field.decode().strip())
+                np.dtype(dtype).type(field)
             except (ValueError, OverflowError):
-                problem = f"expected a number, got {field.decode(errors='replace')!r}"
+                problem = f"expected a number, got {field!r}"
                 raise DataError(problem, path=path, line=number, column=column) from None
         if len(fields) != columns:
             raise DataError(f"expected {columns} numbers, got {len(fields)}", path=path, line=number)

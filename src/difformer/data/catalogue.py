@@ -15,7 +15,7 @@ from difformer.errors import UserError, did_you_mean
 
 BUILT_IN, OWN = "built in", "your own"
 ZIP, JSON = b"PK\x03\x04", b"{"
-_BEGINNINGS = {"zip": ZIP, "json": JSON, "gzip": b"\x1f\x8b", "mat": b"MATLAB 5.0 MAT-file"}
+_BEGINNINGS = {"zip": ZIP, "json": JSON, "mat": b"MATLAB 5.0 MAT-file"}
 
 
 @dataclass(frozen=True)

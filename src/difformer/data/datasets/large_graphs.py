@@ -1,11 +1,8 @@
-"""Graphs of millions of edges, whose tables are read a block at a time: Pokec and ogbn-proteins.
+"""Graphs of millions of edges: Pokec and ogbn-proteins.
 
-**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile. Of two sources, ``"linkx"`` is
-the file ``pokec.mat`` that the authors' code uses, with 65 features made from the profiles in an unpublished way;
-``"snap"`` are the original tables, from which features are made here: profile public or not, share completed, age, time
-of registration and of the last visit, one-hot the region's first part, and for each of the 51 free-text columns whether
-the user filled it in. Results from the two sources are not comparable; the task says which was used. Protocols:
-``"paper"``, random 10/10/80 of the users whose gender is known, and ``"public-code"``, random 50/25/25.
+**Pokec.** A Slovak social network of 1.6 million users; gender from friends and profile, as the authors' code reads
+them from ``pokec.mat``. Protocols: ``"paper"``, random 10/10/80 of the users whose gender is known, and
+``"public-code"``, random 50/25/25.
 
 **ogbn-proteins.** Proteins of eight species and their associations; 112 functions to predict, each yes or no. Read from
 OGB's ``proteins.zip``, or from the folder that the `ogb` package unpacks (the package is not needed). Every association
@@ -19,10 +16,9 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,17 +30,12 @@ from difformer.data.datasets import common
 from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.edges import undirected
-from difformer.data.lookup import Found, locate
-from difformer.data.own.csv_files import lines_of
+from difformer.data.lookup import Found
 from difformer.data.split import index_split
 from difformer.data.task import Task
 from difformer.errors import DataError
 
-# Columns of soc-pokec-profiles.txt: eight with a format, then 51 of free text; a tab also ends the line.
-USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(8)
-NUM_TEXTS = 51
-NUM_COLUMNS = 8 + NUM_TEXTS
-MAX_REGIONS = 20
+NUM_SCORES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,98 +44,25 @@ class Pokec(SeededReader, GraphReader):
 
     Args:
         protocol: ``"paper"`` for 10/10/80, ``"public-code"`` for 50/25/25.
-        source: ``"linkx"``, ``"snap"``, or ``"auto"`` for whichever is on disk; if neither is, ``"linkx"`` is fetched.
     """
 
     protocol: str = "paper"
     num_splits: int = 1
     sparse: bool | None = False
-    source: str = "auto"
-    choices = (("source", ("auto", "linkx", "snap")),)
-
-    def locate(self) -> Found:
-        return locate(self.name, self.root, forms=None if self.source == "auto" else (self.source,))
-
-    def content(self, found: Found) -> Any:
-        return {**super().content(found), "form": found.form}
 
     def task(self, content: Any) -> Task:
         shares = "10/10/80" if self.protocol == "paper" else "50/25/25"
         splits = self.shares(content["y"], shares, f"{self.protocol}: random {shares}")
-        steps, notes = "the 65 features of pokec.mat", unknown_gender(content["y"], "users")
-        if content["form"] == "snap":
-            steps = "features made here from SNAP's profiles"
-            notes += ("Features are not those of the published figures; how those were made was not published.",)
-        return self.node_task(content, splits, steps=steps, notes=notes)
+        notes = unknown_gender(content["y"], "users")
+        return self.node_task(content, splits, steps="the 65 features of pokec.mat", notes=notes)
 
     def read(self, found: Found) -> Arrays:
-        if found.form == "snap":
-            return read_snap(found)
         content = read_mat(found.path)
-        n = int(np.asarray(content["num_nodes"]).ravel()[0])
         x = np.ascontiguousarray(content["node_feat"], dtype=np.float32)
         y = np.asarray(content["label"]).ravel().astype(np.int8)  # 0, 1, or -1
-        if x.shape[0] != n:
-            raise DataError(f"{n} nodes, but features of shape {list(x.shape)}", path=found.path)
         arrays: Arrays = {"x": x, "y": y, "edge_index": np.asarray(content["edge_index"], dtype=np.int32)}
         common.node_graph(arrays)  # checked before it is kept
         return arrays
-
-
-def read_snap(found: Found) -> Arrays:
-    """SNAP's two tables. User u is node u - 1, whatever the order of the profiles."""
-    profiles, path = found.paths
-    x, y = read_profiles(profiles)
-    with gzip.open(path, "rb") as stream:
-        pairs = number_blocks(stream, columns=2, dtype=np.int64, path=path)  # type: ignore[arg-type]
-        edges = np.concatenate([block.T.astype(np.int32) - 1 for block in pairs], axis=1)
-    common.check_ends(edges.T, len(x), path=path)
-    return {"x": x, "y": y, "edge_index": edges}
-
-
-def read_profiles(path: Any) -> tuple[Array, Array]:
-    """Features ``[N, F]`` and gender ``[N]`` by user."""
-    rows = []
-    for line_number, line in enumerate(lines_of(str(path), "utf-8", errors="replace", newline="\n"), start=1):
-        fields = line.rstrip("\n").split("\t")
-        try:
-            if len(fields) not in (NUM_COLUMNS, NUM_COLUMNS + 1):
-                raise ValueError(f"expected {NUM_COLUMNS} columns, got {len(fields)}")
-            user, gender = int(fields[USER]), -1 if fields[GENDER] == "null" else int(fields[GENDER])
-            public, completion, age = (
-                0.0 if fields[i] == "null" else float(fields[i]) for i in (PUBLIC, COMPLETION, AGE)
-            )
-            dates = (_years(fields[REGISTRATION]), _years(fields[LAST_LOGIN]))
-        except ValueError as error:
-            raise DataError(str(error), path=path, line=line_number) from None
-        numbers = (public, completion / 100, age / 100, float(fields[AGE] not in ("null", "0")), *dates)
-        filled = bytes(field not in ("null", "") for field in fields[8:NUM_COLUMNS])
-        rows.append((user, gender, numbers, fields[REGION].partition(",")[0].strip(), filled))
-    rows.sort()
-    n = len(rows)
-    if n == 0 or [row[0] for row in rows] != list(range(1, n + 1)):
-        raise DataError(f"the {n} users must be numbered 1 to {n}, each once", path=path, column="user_id")
-    _, genders, table, regions, texts = zip(*rows, strict=True)
-    flags = np.frombuffer(b"".join(texts), dtype=np.uint8).reshape(n, NUM_TEXTS)
-    x = np.concatenate([np.asarray(table, dtype=np.float32), _one_hot_regions(regions), flags], axis=1)
-    return x, np.asarray(genders, dtype=np.int8)
-
-
-def _one_hot_regions(regions: Sequence[str]) -> Array:
-    """A column for each of the most frequent regions (eight in the country, two abroad), one for others."""
-    names, code, count = np.unique(np.asarray(regions), return_inverse=True, return_counts=True)
-    rank = np.lexsort((names, -count)).argsort()
-    return np.asarray(common.one_hot_columns(np.minimum(rank, MAX_REGIONS)[code][:, None]).toarray())
-
-
-def _years(text: str) -> float:
-    """Years from 2000 to a moment like ``2012-05-25 11:20:00.0``; 0 if the date is missing."""
-    if text in ("null", ""):
-        return 0.0
-    return (datetime.fromisoformat(text[:19]) - datetime(2000, 1, 1)).days / 365.25
-
-
-NUM_SCORES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +130,10 @@ def _table(found: Found, name: str) -> Array:
         text = stream.read(limit("MEMBER") + 1)
     check_size(len(text), name)
     columns = text.partition(b"\n")[0].count(b",") + 1
-    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=place)
-    return np.concatenate([np.empty((0, columns), dtype=np.int64), *blocks])
+    blocks = list(number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=place))
+    if not blocks:
+        raise DataError("empty", path=place)
+    return np.concatenate(blocks)
 
 
 def _place(found: Found, name: str) -> Path | zipfile.Path:
