@@ -98,23 +98,20 @@ class Images(InstanceReader):
             self._learned()  # before gigabytes of images are fetched
         return super().locate()
 
-    def content(self, found: Found) -> tuple[Found, Array]:
-        return found, read_images(found, labels_only=True)["labels"].astype(np.int64)
+    def content(self, found: Found) -> tuple[Found, Arrays]:
+        return found, read_images(found)
 
-    def task(self, content: tuple[Found, Array]) -> Task:
-        found, labels = content
-
-        def small() -> Array:
-            with reading(found):
-                return shrink_images(read_images(found)["images"], SIDE)
-
+    def task(self, content: tuple[Found, Arrays]) -> Task:
+        found, arrays = content
+        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
         shrunk = f" of images shrunk to {SIDE} × {SIDE}" if self.name == "stl10" else ""
         if self.features == "simclr":
             x, steps = self._simclr(labels), "SimCLR features, learned without labels"
         elif self.features == "pixels":
-            x, steps = small().reshape(len(labels), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
+            x = shrink_images(images, SIDE).reshape(len(labels), -1) / np.float32(255)
+            steps = f"pixels{shrunk}, 0 to 1"
         else:
-            build = lambda: {"features": pca_features(small(), self.pca_dim)}
+            build = lambda: {"features": pca_features(shrink_images(images, SIDE), self.pca_dim)}
             options = {"dim": self.pca_dim}
             x = processed(f"{self.name}-pca", build, sources=found.paths, options=options)["features"]
             steps = f"{self.pca_dim} principal components of pixels{shrunk}"
@@ -165,21 +162,20 @@ def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[
         return arrays["images"], arrays["labels"].astype(np.int64)
 
 
-def read_images(found: Found, *, labels_only: bool = False) -> Arrays:
-    """``images [N, H, W, 3]`` uint8 and ``labels [N]``; with `labels_only` without images where the files allow it."""
-    if found.form == "subset":  # an NPZ gives one array without reading the others
-        arrays = read_npz(found.path, ("labels",) if labels_only else ("images", "labels"))
-        if "images" in arrays and (arrays["images"].shape[1:] != (SIDE, SIDE, 3) or arrays["images"].dtype != np.uint8):
-            images = arrays["images"]
+def read_images(found: Found) -> Arrays:
+    """``images [N, H, W, 3]`` uint8 and ``labels [N]``."""
+    if found.form == "subset":
+        arrays = read_npz(found.path, ("images", "labels"))
+        images = arrays["images"]
+        if images.shape[1:] != (SIDE, SIDE, 3) or images.dtype != np.uint8:
             raise DataError(f"images must have shape [N, {SIDE}, {SIDE}, 3], uint8, got {images.dtype} {images.shape}")
         return arrays
     if found.form == "folder":
-        paths = [path for path in found.paths if not labels_only or path.name.endswith("_y.bin")]
-        return read_stl10({path.name: path.read_bytes() for path in paths})
-    stl = found.name == "stl10"
-    stl_names = [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
-    names = stl_names if stl else [f"data_batch_{i}.bin" for i in range(1, 6)]
-    read = read_stl10 if stl else read_cifar10
+        return read_stl10({path.name: path.read_bytes() for path in found.paths})
+    if found.name == "stl10":
+        read, names = read_stl10, [f"{part}_{what}.bin" for part in ("train", "test") for what in "Xy"]
+    else:
+        read, names = read_cifar10, [f"data_batch_{i}.bin" for i in range(1, 6)]
     return processed(found.name, lambda: read(read_members(found.path, names)), sources=found.paths)
 
 
@@ -200,18 +196,18 @@ def read_cifar10(files: dict[str, bytes]) -> Arrays:
 def read_stl10(files: dict[str, bytes]) -> Arrays:
     """STL-10: images of 96 × 96 with each colour stored column by column; labels 1 to 10."""
     size = 3 * STL10_SIDE * STL10_SIDE
-    arrays: dict[str, list[Array]] = {"labels": [], "images": []}
+    labels, images = [], []
     for part in ("train", "test"):
         classes = np.frombuffer(files[f"{part}_y.bin"], dtype=np.uint8).astype(np.int64) - 1
         if len(classes) == 0 or classes.min() < 0 or classes.max() > 9:
             raise DataError("STL-10's labels must lie between 1 and 10")
-        arrays["labels"].append(classes)
-        if (pixels := files.get(f"{part}_X.bin")) is not None:
-            if len(pixels) != size * len(classes):
-                raise DataError(f"{part}_X.bin has {len(pixels)} bytes where {len(classes)} labels ask for {size} each")
-            planes = np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 3, STL10_SIDE, STL10_SIDE)
-            arrays["images"].append(planes.transpose(0, 3, 2, 1))
-    return {name: np.concatenate(parts) for name, parts in arrays.items() if parts}
+        pixels = files[f"{part}_X.bin"]
+        if len(pixels) != size * len(classes):
+            raise DataError(f"{part}_X.bin has {len(pixels)} bytes where {len(classes)} labels ask for {size} each")
+        planes = np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 3, STL10_SIDE, STL10_SIDE)
+        labels.append(classes)
+        images.append(planes.transpose(0, 3, 2, 1))
+    return {"images": np.concatenate(images), "labels": np.concatenate(labels)}
 
 
 def shrink_images(images: Array, side: int) -> Array:
