@@ -31,7 +31,6 @@ Found = tuple[Tensor, Tensor]  # neighbours and their distances
 
 BLOCK_BYTES = 192 * 2**20  # distances held at a time
 CHUNK_NUMBERS = 2**23  # coordinates of pairs measured at a time
-CHUNK_ROWS = 8192  # points brought to double precision at a time
 SPARE = 16  # candidates beyond k that single precision may leave; a row with more goes to double precision
 SMALL_SET = 256  # points; beyond, the search of a single set is worth its fixed cost
 
@@ -122,19 +121,19 @@ class _Dense:
     """Dense points on any device: how far two are apart, and keys that order all points by their distance to some."""
 
     def __init__(self, points: Tensor, metric: Metric) -> None:
-        self.points, self.metric = points, metric
-        self.norm = torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
+        self.points, self.metric = points.double(), metric
+        self.norm = self.points.norm(dim=1)
         self.scale = torch.where(self.norm > 0, self.norm, 1.0)[:, None]
         # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
         trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
         self.precisions = (torch.float32, torch.float64) if trusted else (torch.float64,)
 
     def distance(self, first: Tensor, second: Tensor) -> Tensor:
-        """Between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
+        """Between ``points[first]`` and ``points[second]``, pair by pair."""
         result = torch.empty(first.numel(), dtype=torch.double, device=self.points.device)
         chunk = max(1, CHUNK_NUMBERS // max(1, self.points.shape[1]))
         for part, i, j in zip(*(t.split(chunk) for t in (result, first, second)), strict=True):
-            a, b = self.points[i].double(), self.points[j].double()
+            a, b = self.points[i], self.points[j]
             if self.metric == "euclidean":
                 part.copy_((a - b).square_().sum(1).sqrt_())
             else:
@@ -146,19 +145,16 @@ class _Dense:
 
         The lengths are those of all rows.
         """
-        rough = torch.empty(self.points.shape, dtype=dtype, device=self.points.device)
-        middle, radius = self.points.new_zeros((), dtype=torch.double), self.scale
-        if self.metric == "euclidean":
+        if self.metric == "cosine":
+            unit = (self.points / self.scale).to(dtype)
+            half_square = unit.new_zeros(among)
+        else:
             # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
-            middle = self.points.mean(0, dtype=torch.double)
-            reach = max(float((part.double() - middle).norm(dim=1).max()) for part in self.points.split(CHUNK_ROWS))
-            radius = torch.full_like(self.scale, reach or 1.0)
-        for part, source, by in zip(*(t.split(CHUNK_ROWS) for t in (rough, self.points, radius)), strict=True):
-            part.copy_((source.double() - middle) / by)
-        half_square = torch.cat([part.double().square().sum(1) / 2 for part in rough.split(CHUNK_ROWS)])
-        half_square = half_square.to(dtype) if self.metric == "euclidean" else rough.new_zeros(len(rough))
-        near = half_square[:among], rough[:among].T
-        return lambda rows: torch.addmm(near[0], rough[rows], near[1], alpha=-1), rough.norm(dim=1)
+            centred = self.points - self.points.mean(0)
+            unit = centred.div_(float(centred.norm(dim=1).max()) or 1.0).to(dtype)
+            half_square = (unit[:among].double().square().sum(1) / 2).to(dtype)
+        near = unit[:among].T
+        return lambda rows: torch.addmm(half_square, unit[rows], near, alpha=-1), unit.norm(dim=1)
 
 
 class _Sparse:
