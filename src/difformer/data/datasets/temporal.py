@@ -67,7 +67,7 @@ class SeriesReader(Reader):
         return series
 
     def series(self, content: Any) -> Series:
-        """What the JSON of the file says."""
+        """The series in the JSON of the file."""
         raise NotImplementedError
 
     def task(self, content: Series) -> Task:
@@ -81,11 +81,10 @@ class SeriesReader(Reader):
         still = int((basis.std(axis=0) == 0).sum())
         whence = "the training part" if paper else "the whole period, test included"
         notes = (f"{still} nodes do not change in what they are standardised by; they are shifted only.",) * bool(still)
-        first = lags - 1 if getattr(self, "graph_day", "first") == "last" else 0
 
         def per_snapshot(parts: Sequence[Array]) -> Tensor | tuple[Tensor, ...] | None:
             tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
-            return tuple(tensors[first : first + moments - lags]) if len(tensors) > 1 else tensors[0] if parts else None
+            return tuple(tensors[: moments - lags]) if len(tensors) > 1 else tensors[0] if parts else None
 
         said = f"{self.protocol}: {lags} lags, split 2:2:6 in time order, standardised by node over {whence}"
         return self.make_task(
@@ -114,14 +113,10 @@ class Chickenpox(SeriesReader):
 class Covid(SeriesReader):
     """Daily cases of Covid-19 in 129 regions of England, March to May 2020, with a directed mobility graph each day.
 
-    Args:
-        graph_day: Which of these days gives the snapshot's graph: ``"first"``, as in the published loader, or
-            ``"last"``, the latest one known when the target is predicted.
+    As in the published loader, a snapshot has the graph of the first of its days.
     """
 
     lags: int = 8
-    graph_day: str = "first"
-    choices = (("graph_day", ("first", "last")),)
 
     def series(self, content: Any) -> Series:
         index, weight = (_part(content, "edge_mapping", part) for part in ("edge_index", "edge_weight"))
