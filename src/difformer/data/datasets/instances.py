@@ -1,16 +1,4 @@
-"""Instances without a graph, few of them labelled: images, posts, and scikit-learn's small tables.
-
-**CIFAR-10 and STL-10.** CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all
-13,000 labelled images, training set first. Protocol ``"paper"``: 10, 50 or 100 labels per class, 1000 images for
-validation, the rest for test. Features: ``"simclr"`` (512 columns, learned without labels; a file that
-``benchmarks/simclr`` makes), or ``"pca"`` and ``"pixels"``, which need no training; for these STL-10's images are
-shrunk to 32 × 32 first.
-
-**20 Newsgroups.** 9607 posts of ten groups as TF-IDF. Words are counted, English stop words left out, and kept where
-they occur in at least 5 % of the posts: 236 remain. Count c_ij of word j in post i becomes c_ij · (ln(n / d_j) + 1),
-d_j being the number of posts with the word, and every row is divided by its length. Protocol ``"paper"``: 100, 200 or
-400 labels per class, 1000 posts for validation, the rest for test.
-"""
+"""Instances without a graph, few of them labelled: images, posts, and scikit-learn's small tables."""
 
 from __future__ import annotations
 
@@ -80,10 +68,11 @@ class InstanceReader(SeededReader):
 
 @dataclass(frozen=True, kw_only=True)
 class Images(InstanceReader):
-    """CIFAR-10, 15,000 images of it, or STL-10, 13,000.
+    """CIFAR-10, the first 1500 training images of each class, or STL-10, all 13,000 labelled images.
 
     Args:
-        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
+        features: ``"simclr"`` (learned without labels, 512 columns, from a file that ``benchmarks/simclr`` makes),
+            ``"pca"`` or ``"pixels"`` (of STL-10's images shrunk to 32 × 32).
         per_class: Training labels per class; 10, 50 and 100 in the paper.
         pca_dim: Columns of ``"pca"``.
     """
@@ -242,7 +231,10 @@ def pca_features(images: Array, dim: int = 64) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class TwentyNews(InstanceReader):
-    """Newsgroup posts.
+    """9607 posts of ten newsgroups as TF-IDF of the 236 words that occur in at least 5 % of them, without stop words.
+
+    Count c_ij of word j in post i becomes c_ij · (ln(n / d_j) + 1), d_j being the number of posts with the word, and
+    every row is divided by its length.
 
     Args:
         per_class: Training labels per class; 100, 200 and 400 in the paper.
@@ -270,7 +262,7 @@ class TwentyNews(InstanceReader):
 
 
 def tfidf(posts: Iterable[tuple[str, int]]) -> Arrays:
-    """Features of posts (text and number of the group), as the module's text says."""
+    """Features of posts (text and number of the group)."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
     listed = list(posts)

@@ -1,17 +1,6 @@
-"""Other graphs whose nodes are classified.
+"""Graphs whose nodes are classified: the smaller ones, except for citations.
 
 Edges lose direction, duplicates and self-loops, then every node gets a self-loop.
-
-* Chameleon, Squirrel and Actor: neighbours tend to differ. The first two are Wikipedia's pages on one subject, by
-  traffic; the filtered ones lack the duplicated nodes that let test labels leak into training.
-* Roman-empire, Amazon-ratings, Minesweeper, Tolokers and Questions (Platonov et al., "A critical look at the evaluation
-  of GNNs under heterophily", 2023).
-* Amazon's goods bought together and Microsoft's co-authors: counts of words become 0 and 1, rows are divided by their
-  sum.
-* Friends at American colleges in 2005: gender from friends and profile, one-hot; a missing value is a category of its
-  own. Nodes of unknown gender take part in propagation and are in no split.
-* Friends on Deezer in Europe: gender from the artists they like.
-* Zachary's karate club, which needs no file.
 """
 
 from __future__ import annotations
@@ -44,7 +33,7 @@ GENDER = 1  # column of the profile
 
 @dataclass(frozen=True, kw_only=True)
 class Heterophilous(GraphReader):
-    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published."""
+    """A graph of Platonov et al., "A critical look at the evaluation of GNNs under heterophily", with ten splits."""
 
     protocol: str = "published"
 
@@ -62,7 +51,9 @@ class Heterophilous(GraphReader):
 
 @dataclass(frozen=True, kw_only=True)
 class Wikipedia(Heterophilous):
-    """Chameleon, Squirrel or Actor, with its ten splits.
+    """Chameleon, Squirrel (pages of Wikipedia, by traffic) or Actor, with its ten splits.
+
+    The filtered graphs lack the duplicated nodes that let test labels leak into training.
 
     Args:
         features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
@@ -74,7 +65,7 @@ class Wikipedia(Heterophilous):
 
 @dataclass(frozen=True, kw_only=True)
 class GnnBenchmark(SeededReader, GraphReader):
-    """Goods of Amazon, or co-authors.
+    """Goods that are bought together on Amazon, or co-authors; counts of words become 0 and 1.
 
     Args:
         protocol: ``"20/30"`` (labels per class for training and validation) or ``"60/20/20"``.
@@ -110,7 +101,7 @@ class GnnBenchmark(SeededReader, GraphReader):
 
 @dataclass(frozen=True, kw_only=True)
 class Facebook100(SeededReader, GraphReader):
-    """One school.
+    """Friends at an American college in 2005: gender from friends and profile; a missing value is a category.
 
     Args:
         protocol: ``"50/25/25"``, or ``"10/10/80"`` as the paper splits Pokec.
@@ -144,7 +135,7 @@ def unknown_gender(y: Any, who: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DeezerEurope(SeededReader, GraphReader):
-    """Deezer's friends."""
+    """Friends on Deezer in Europe: gender from the artists they like."""
 
     protocol: str = "50/25/25"
 

@@ -1,21 +1,8 @@
 """SynMol and ActsTrack: sets of points in space, one yes-or-no answer per set.
 
-ActsTrack: hits of particles in a detector, with position, time, momentum, energy and their changes, from the processed
-file of Zenodo record 7265547 (2 T, ten tracks per event as published); positive where a z → μμ decay is among them.
-SynMol: molecules, one point per atom, with type and position; positive where both of these are substructures:
-
-    carbonyl            [CX3]=O                        a carbon with three neighbours, doubly bonded to an oxygen
-    unbranched alkane   [R0;D2,D1][R0;D2][R0;D2,D1]    three atoms in a row, none in a ring, none with a branch
-
-The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are the
-heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry and the
-MMFF94 force field.
-
 Every point gets edges from its five nearest, itself counted: nearest in space for atoms, nearest in direction as seen
-from the collision for hits. Protocols: ``"paper"``, random 10/10/80, atom types one-hot; ``"lri"``, the shares
-of the data's first publication (SynMol: the published test set, and of the others, shuffled, the last 1000 for
-validation; ActsTrack: random 70/15/15); ``"public-code"``, as ``"lri"`` with SynMol's atom type as a number, as in the
-authors' code.
+from the collision for hits. The shares of ``"lri"``, the data's first publication: for SynMol the published test set,
+and of the others, shuffled, the last 1000 for validation; for ActsTrack random 70/15/15.
 """
 
 from __future__ import annotations
@@ -51,7 +38,8 @@ class PointSetReader(Reader):
     """Sets of points.
 
     Args:
-        protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
+        protocol: ``"paper"`` (random 10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"`` (likewise,
+            with SynMol's atom type as a number, as in the authors' code).
         num_splits: Number of splits.
         seed: Seed of the first split; by default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.
@@ -82,7 +70,14 @@ class PointSetReader(Reader):
 
 @dataclass(frozen=True, kw_only=True)
 class SynMol(PointSetReader):
-    """Molecules in space.
+    """Molecules, one point per atom, with type and position; positive where both of these are substructures.
+
+    carbonyl            [CX3]=O                        a carbon with three neighbours, doubly bonded to an oxygen
+    unbranched alkane   [R0;D2,D1][R0;D2][R0;D2,D1]    three atoms in a row, none in a ring, none with a branch
+
+    The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are
+    the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
+    and the MMFF94 force field.
 
     Args:
         graph: ``"knn"``, ``"bonds"`` for the covalent ones in both directions, or None.
@@ -204,7 +199,11 @@ COLUMNS = ("tt", "tpx", "tpy", "tpz", "te", "deltapx", "deltapy", "deltapz", "de
 
 @dataclass(frozen=True, kw_only=True)
 class ActsTrack(PointSetReader):
-    """Tracks in a detector."""
+    """Hits of particles in a detector, with position, time, momentum, energy and their changes.
+
+    From the processed file of Zenodo record 7265547 (2 T, ten tracks per event as published); positive where a
+    z → μμ decay is among them.
+    """
 
     choices = (("graph", ("knn", None)),)
 

@@ -1,14 +1,7 @@
 """Cora, CiteSeer and PubMed: papers, the words in them, and who cites whom.
 
-Features are divided by their row's sum, x_ij / Σ_k x_ik; citations lose direction, duplicates and self-loops; then
-every node gets a self-loop. Protocols, all with 20 labels per class, 500 nodes for validation and 1000 for test:
-
-* ``"random"``: seeded splits. Nodes without features are never drawn.
-* ``"authors"``: the one split, seed 123, on which the authors' code reports its figures.
-* ``"public"``: the split published with the data.
-* ``"public-code"``: as the authors' code does it, one split for all runs, the same as ``"authors"``. It also draws
-  nodes without features: CiteSeer has 15, with the filler label 0. ``num_splits`` draws more in the same way, from the
-  seeds that follow.
+Every split has 20 labels per class, 500 nodes for validation and 1000 for test. CiteSeer has 15 nodes without features,
+which get the label 0: they may be drawn for ``"authors"`` and ``"public-code"``, but not for the other protocols.
 """
 
 from __future__ import annotations
