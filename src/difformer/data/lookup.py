@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, JSON, OWN, ZIP, Entry, Form, RemoteFile, installed
+from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, JSON, OWN, ZIP, Entry, RemoteFile, installed
 from difformer.errors import DAMAGE, DataError
 from difformer.files import atomic_write, write_whole
 from difformer.files import cache_folder as cache_folder
@@ -62,9 +62,9 @@ def check_folders(root: str | os.PathLike[str] | None = None) -> None:
 def find(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found | None:
     """The first complete form of a data set in the first folder that has one, or None. Downloads nothing."""
     for folder in folders(root):
-        for form in _forms(name, forms):
+        for form in FORMS[name]:
             found = Found(name, form.name, tuple(folder / file.path for file in form.files), form.files)
-            if all(path.is_file() for path in found.paths):
+            if (forms is None or form.name in forms) and all(path.is_file() for path in found.paths):
                 return found
     return None
 
@@ -101,8 +101,8 @@ def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
     return Listing(one, place, lacks)
 
 
-def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:
-    """Files of a data set, downloaded if they are in no folder; `forms` names the acceptable ones, in order.
+def locate(name: str, root: str | os.PathLike[str] | None = None) -> Found:
+    """Files of a data set, downloaded if they are in no folder.
 
     Raises:
         DataError: If a folder does not exist, a kept file has changed, or there is nothing to download.
@@ -110,31 +110,21 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     """
     check_folders(root)
     cache = cache_folder()
-    known = _forms(name, forms)
-    if found := find(name, root, forms=forms):
+    found = find(name, root)
+    if found is None:
+        remote = next((form for form in FORMS[name] if form.downloadable), None)
+        if remote is None:
+            wanted = " or ".join(" + ".join(file.path for file in form.files) for form in FORMS[name])
+            folder = os.fspath(root or os.environ.get("DIFFORMER_DATA") or cache)
+            raise DataError(f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {folder}")
+        found = Found(name, remote.name, tuple(cache / file.path for file in remote.files), remote.files)
         for path, file in zip(found.paths, found.files, strict=True):
-            if path.is_relative_to(cache):
-                check_kept(path, file.checksum, data_set=name)
-        return found
-    remote = next((form for form in known if form.downloadable), None)
-    if remote is None:
-        wanted = " or ".join(" + ".join(file.path for file in form.files) for form in known)
-        folder = os.fspath(root or os.environ.get("DIFFORMER_DATA") or cache)
-        raise DataError(f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {folder}")
-    for file in remote.files:
-        target = cache / file.path
-        if target.is_file():
-            check_kept(target, file.checksum, data_set=name)
-        elif os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
-            raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
-        else:
-            fetch(file, target, data_set=name)
-    return Found(name, remote.name, tuple(cache / file.path for file in remote.files), remote.files)
-
-
-def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
-    by_name = {form.name: form for form in FORMS[name]}
-    return tuple(by_name[form] for form in forms or by_name)
+            if not path.is_file():
+                fetch(file, path, data_set=name)
+    for path, file in zip(found.paths, found.files, strict=True):
+        if path.is_relative_to(cache):
+            check_kept(path, file.checksum, data_set=name)
+    return found
 
 
 class DataSetError(DataError):
@@ -194,6 +184,8 @@ class _BadDownloadError(Exception):
 
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
     """Downloads one file to `target`, or raises a DownloadError after the last attempt and writes nothing."""
+    if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
+        raise DownloadError(data_set, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
     for _ in range(ATTEMPTS):
         try:
             return _transfer(file, target)
