@@ -111,14 +111,14 @@ def test_a_wave_on_a_ring_decays_at_the_rate_of_its_eigenvalue():
     torch.testing.assert_close(exact, np.exp(-time * eigenvalue) * wave, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("graph", ["grid", "random"])
+@pytest.mark.parametrize("graph", ["grid", "ring"])
 def test_targets_are_the_exponential_of_the_laplacian(graph):
-    task = heat(num_nodes=49, graph=graph, average_degree=3, num_features=2, time=1.5)
+    task = heat(num_nodes=49, graph=graph, num_features=2, time=1.5)
     assert_simple_and_symmetric(task.edge_index, 49)
     adjacency = torch.zeros(49, 49, dtype=torch.double)
     adjacency[task.edge_index[1], task.edge_index[0]] = 1
     degree = adjacency.sum(1)
-    operator = torch.where(degree > 0, 1 / degree, 0.0)[:, None] * (torch.diag(degree) - adjacency)
+    operator = (torch.diag(degree) - adjacency) / degree[:, None]
     exact = flow(task.edge_index, task.x, time=1.5)
     torch.testing.assert_close(
         exact, torch.linalg.matrix_exp(-1.5 * operator) @ task.x.double(), rtol=1e-10, atol=1e-10

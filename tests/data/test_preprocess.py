@@ -10,7 +10,7 @@ from scipy import sparse
 
 from difformer.data import DataError
 from difformer.data.archives import number_blocks
-from difformer.data.datasets.common import csr_arrays, csr_of, one_hot_columns, row_normalised
+from difformer.data.datasets.common import csr_arrays, csr_of, row_normalised
 from difformer.data.edges import tidy_edges, undirected
 from difformer.data.sparse_features import feature_tensor
 
@@ -88,11 +88,6 @@ def test_an_index_outside_a_stored_matrix_is_refused(part, value):
     arrays[f"x_{part}"][-1] = value
     with pytest.raises(ValueError, match=r"(?i)ind(ex|ices|ptr)"):
         csr_of(arrays)
-
-
-def test_one_hot_columns():
-    table = np.array([[3, 0], [5, 0], [3, 2]])
-    assert one_hot_columns(table).toarray().tolist() == [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
 
 
 @given(

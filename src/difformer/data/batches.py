@@ -61,9 +61,8 @@ class NodeBatch(_Movable):
 
     def local(self, index: Tensor) -> Tensor:
         """Positions in this batch of those nodes of `index` that are in it, ascending."""
-        place = torch.searchsorted(self.nodes, index).clamp_(max=max(self.nodes.numel() - 1, 0))
-        here = self.nodes[place] == index if self.nodes.numel() else torch.zeros_like(index, dtype=torch.bool)
-        return place[here].sort().values
+        place = torch.searchsorted(self.nodes, index).clamp_(max=self.nodes.numel() - 1)
+        return place[self.nodes[place] == index].sort().values
 
 
 @dataclass(frozen=True)
@@ -199,11 +198,9 @@ class GraphBatches:
         self.task, self.batch_size, self.shuffle, self.seed = task, batch_size, shuffle, seed
         self.node_ptr = task.node_ptr
         self.index = torch.arange(task.num_instances) if index is None else index
-        self.edge_order: Tensor | None = None
         if isinstance(task.edge_index, Tensor):
             graph = torch.bucketize(task.edge_index[0].contiguous(), task.node_ptr, right=True) - 1
-            if bool((graph.diff() < 0).any()):  # edges of a graph need not be together in the task
-                self.edge_order = graph.argsort(stable=True)
+            self.edge_order = graph.argsort(stable=True)  # edges of a graph need not be together in the task
             count = torch.bincount(graph, minlength=task.num_instances)
             self.edge_ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
 
@@ -227,8 +224,8 @@ class GraphBatches:
         nodes, ptr = segments(self.node_ptr, graphs)
         edge_index = edge_weight = None
         if isinstance(task.edge_index, Tensor):
-            edges, edge_ptr = segments(self.edge_ptr, graphs)
-            edges = edges if self.edge_order is None else self.edge_order[edges]
+            places, edge_ptr = segments(self.edge_ptr, graphs)
+            edges = self.edge_order[places]
             shift = torch.repeat_interleave(ptr[:-1] - self.node_ptr[graphs], edge_ptr.diff())
             edge_index = task.edge_index[:, edges] + shift
             if isinstance(task.edge_weight, Tensor):
@@ -244,15 +241,11 @@ class SnapshotBatches:
         task: Of kind ``"series"``.
         index: Which snapshots; None takes all. They are taken in time order, and no run crosses a gap.
         length: Snapshots per run; a run before a gap or the end may be shorter.
-        shuffle: Runs in a new random order every epoch; inside a run, time order.
-        seed: Determines the order, together with the number of the epoch.
     """
 
-    def __init__(
-        self, task: Task, *, index: Tensor | None = None, length: int = 1, shuffle: bool = False, seed: int = 0
-    ) -> None:
+    def __init__(self, task: Task, *, index: Tensor | None = None, length: int = 1) -> None:
         _check(task, "series", length)
-        self.task, self.shuffle, self.seed = task, shuffle, seed
+        self.task = task
         times = torch.arange(task.num_instances) if index is None else index.sort().values
         gaps = (times.diff() > 1).nonzero().squeeze(1) + 1
         self.runs = [run for piece in times.tensor_split(gaps) for run in piece.split(length) if run.numel()]
@@ -261,11 +254,8 @@ class SnapshotBatches:
         return len(self.runs)
 
     def epoch(self, epoch: int) -> Iterator[SnapshotBatch]:
-        """The batches of one epoch."""
-        order = torch.arange(len(self.runs))
-        if self.shuffle:
-            order = torch.randperm(len(self.runs), generator=epoch_generator(self.seed, epoch))
-        return (self.batch(self.runs[number]) for number in order.tolist())
+        """The runs in time order, in every epoch."""
+        return map(self.batch, self.runs)
 
     def batch(self, times: Tensor) -> SnapshotBatch:
         """These snapshots, in this order."""

@@ -25,7 +25,6 @@ class RemoteFile:
     path: str  # relative to a data folder, with forward slashes
     url: str | None = None  # official address; None for what can only be put there by hand
     checksum: str | None = None  # "sha256:…" or "md5:…"; None if none is published: the first download's is kept
-    size: int | None = None  # bytes, where known
     magic: bytes | None = None  # bytes the file must begin with: an error page under its address does not
 
     @property

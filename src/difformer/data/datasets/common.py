@@ -200,13 +200,6 @@ def csr_arrays(matrix: Any) -> Arrays:
     return {"x_data": matrix.data, "x_indices": matrix.indices, "x_indptr": matrix.indptr, "x_shape": shape}
 
 
-def one_hot_columns(table: Array) -> Any:
-    """One indicator column per value of each column of `table`, values ascending, as scipy CSR of float32."""
-    from sklearn.preprocessing import OneHotEncoder
-
-    return OneHotEncoder(dtype=np.float32).fit_transform(table)
-
-
 def processed(
     name: str, build: Callable[[], Arrays], *, sources: Sequence[Path], options: Mapping[str, object] | None = None
 ) -> Arrays:

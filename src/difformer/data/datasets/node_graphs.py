@@ -111,6 +111,8 @@ class Facebook100(SeededReader, GraphReader):
 
     def content(self, found: Found) -> Any:
         """From the profile ``[N, 7]`` and the edges."""
+        from sklearn.preprocessing import OneHotEncoder
+
         if found.form == "arrays":
             file = read_npz(found.path)
             profile, edges = file["metadata"], file["edge_index"]
@@ -119,7 +121,7 @@ class Facebook100(SeededReader, GraphReader):
             profile, edges = matlab["local_info"], np.stack(matlab["A"].nonzero())
         if profile.ndim != 2 or profile.shape[1] != 7 or not len(profile):
             raise DataError(f"profiles must have 7 columns, got {profile.dtype} of shape {list(profile.shape)}")
-        x = common.one_hot_columns(np.delete(profile, GENDER, axis=1))
+        x = OneHotEncoder(dtype=np.float32).fit_transform(np.delete(profile, GENDER, axis=1))
         return common.node_graph({"x": x, "y": profile[:, GENDER].astype(np.int64) - 1, "edge_index": edges})
 
     def task(self, content: Any) -> Task:
