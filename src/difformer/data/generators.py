@@ -283,7 +283,6 @@ def flow(edge_index: Tensor, x: Tensor, *, time: float) -> Tensor:
     """e^{-tL} x in double precision; every node must have a neighbour."""
     sources, targets = edge_index.numpy(force=True)
     adjacency = sparse.csr_array((np.ones(sources.size), (targets, sources)), shape=(x.shape[0], x.shape[0]))
-    laplacian = sparse.csr_array(
-        sparse.eye_array(x.shape[0]) - sparse.diags_array(1 / adjacency.sum(axis=1)) @ adjacency
-    )
+    mean = sparse.diags_array(1 / adjacency.sum(axis=1)) @ adjacency
+    laplacian = sparse.csr_array(sparse.diags_array(np.ones(x.shape[0])) - mean)
     return torch.from_numpy(np.asarray(expm_multiply(-time * laplacian, x.double().numpy(force=True))))
