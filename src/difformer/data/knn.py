@@ -6,11 +6,10 @@
 The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index. The
 products of a block of rows with all points are one matrix product, whose rounding error is at most
 
-    |fl(aᵀb) - aᵀb| ≤ ε = (F + 8) · u · ‖a‖‖b‖        (F columns, u the unit of the arithmetic).
+    |fl(aᵀb) - aᵀb| ≤ ε = (F + 8) · u · ‖a‖‖b‖        (F columns, u the unit of double precision).
 
 Points within 2ε of the k-th smallest are candidates; only the candidates are measured again, difference by difference.
-The product runs in single precision first, and in double precision for the few rows where that leaves too many
-candidates. Small point sets of equal size form one batch in which all pairs are measured.
+Small point sets of equal size form one batch in which all pairs are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ Found = tuple[Tensor, Tensor]  # neighbours and their distances
 
 BLOCK_BYTES = 192 * 2**20  # distances held at a time
 CHUNK_NUMBERS = 2**23  # coordinates of pairs measured at a time
-SPARE = 16  # candidates beyond k that single precision may leave; a row with more goes to double precision
 SMALL_SET = 256  # points; beyond, the search of a single set is worth its fixed cost
 
 
@@ -124,9 +122,6 @@ class _Dense:
         self.points, self.metric = points.double(), metric
         self.norm = self.points.norm(dim=1)
         self.scale = torch.where(self.norm > 0, self.norm, 1.0)[:, None]
-        # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
-        trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-        self.precisions = (torch.float32, torch.float64) if trusted else (torch.float64,)
 
     def distance(self, first: Tensor, second: Tensor) -> Tensor:
         """Between ``points[first]`` and ``points[second]``, pair by pair."""
@@ -140,27 +135,25 @@ class _Dense:
                 part.copy_((1 - (a / self.scale[i] * (b / self.scale[j])).sum(1)).clamp_(min=0))
         return result
 
-    def keys(self, dtype: torch.dtype, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def keys(self, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """A function of rows a that gives ‖b‖²/2 - aᵀb for the first `among` b, scaled such that ‖b‖ ≤ 1; the lengths.
 
         The lengths are those of all rows.
         """
         if self.metric == "cosine":
-            unit = (self.points / self.scale).to(dtype)
+            unit = self.points / self.scale
             half_square = unit.new_zeros(among)
         else:
             # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
-            centred = self.points - self.points.mean(0)
-            unit = centred.div_(float(centred.norm(dim=1).max()) or 1.0).to(dtype)
-            half_square = (unit[:among].double().square().sum(1) / 2).to(dtype)
+            unit = self.points - self.points.mean(0)
+            unit /= float(unit.norm(dim=1).max()) or 1.0
+            half_square = unit[:among].square().sum(1) / 2
         near = unit[:among].T
         return lambda rows: torch.addmm(half_square, unit[rows], near, alpha=-1), unit.norm(dim=1)
 
 
 class _Sparse:
-    """As `_Dense`, of points in compressed rows, by sparse products in double precision."""
-
-    precisions = (torch.float64,)
+    """As `_Dense`, of points in compressed rows, by sparse products."""
 
     def __init__(self, points: Tensor, metric: Metric) -> None:
         self.rows, self.metric = to_scipy(points).astype(np.float64), metric
@@ -178,7 +171,7 @@ class _Sparse:
             parts.append(np.maximum(1 - a.multiply(b) @ ones, 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
         return torch.from_numpy(np.concatenate(parts))
 
-    def keys(self, dtype: torch.dtype, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def keys(self, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         cosine = self.metric == "cosine"
         length = torch.ones_like(self.norm) if cosine else self.norm / (self.norm.max() or 1.0)
         rows = self.rows if cosine else self.rows / (float(self.norm.max()) or 1.0)
@@ -205,35 +198,17 @@ def nearest(points: Tensor, k: int, metric: Metric, queries: Tensor | None = Non
         found[0][zero] = first + (first >= zero[:, None])
         found[1][zero] = 1.0
         rows = rows[space.norm[rows] > 0]
-    for dtype in space.precisions:
-        if rows.numel():
-            rows = _search(space, rows, dtype, (points.shape[1] + 8) * torch.finfo(dtype).eps, found, among)
-    return found if queries is None else (found[0][among:], found[1][among:])
-
-
-def _search(space: _Dense | _Sparse, rows: Tensor, dtype: torch.dtype, unit: float, found: Found, among: int) -> Tensor:
-    """Fill in the neighbours of `rows`; give back the rows that this precision cannot settle (none in double)."""
-    k = found[0].shape[1]
-    keys_of, length = space.keys(dtype, among)
-    wanted, unsettled = min(k + SPARE, among), [rows[:0]]
-    for block in rows.split(max(1, BLOCK_BYTES // (among * dtype.itemsize))):
+    keys_of, length = space.keys(among)
+    slack = 2 * (points.shape[1] + 8) * torch.finfo(torch.double).eps * (length[:, None] + 1)
+    for block in rows.split(max(1, BLOCK_BYTES // (8 * among))):
         keys = keys_of(block)
-        if rows[0] < among:  # no point is its own neighbour
+        if queries is None:  # no point is its own neighbour
             keys.scatter_(1, block[:, None], torch.inf)
-        slack = 2 * unit * (length[block, None] + 1)
-        if dtype == torch.float64:
-            limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
-            row, candidate = (keys <= limit).nonzero(as_tuple=True)
-        else:
-            near, index = keys.topk(wanted, dim=1, largest=False)
-            limit = near[:, k - 1 : k] + slack
-            open_ = (near[:, -1] <= limit[:, 0]) if wanted < among else torch.zeros_like(block, dtype=torch.bool)
-            unsettled.append(block[open_])
-            row, place = ((near <= limit) & ~open_[:, None]).nonzero(as_tuple=True)
-            candidate = index[row, place]
+        limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack[block]
+        row, candidate = (keys <= limit).nonzero(as_tuple=True)
         del keys
         _keep_nearest(block[row], candidate, space.distance(block[row], candidate), found)
-    return torch.cat(unsettled)
+    return found if queries is None else (found[0][among:], found[1][among:])
 
 
 def _empty(points: Tensor, k: int) -> Found:
