@@ -249,12 +249,12 @@ def test_synmol(real_data):
 
 
 def test_synmols_published_split(real_data):
-    task = real(real_data, "synmol", protocol="lri", num_splits=1, graph=None)
+    task = real(real_data, "synmol", protocol="lri", num_splits=1)
     train, valid, test = task.splits[0].sizes()
     assert sum((train, valid, test)) == 8665
     assert valid in range(994, 1001)
     assert test in range(912, 919)
-    public = real(real_data, "synmol", protocol="public-code", num_splits=1, graph=None)
+    public = real(real_data, "synmol", protocol="public-code", num_splits=1)
     assert public.num_features == 4
     assert public.x[:, 0].long().tolist() == task.x[:, :14].argmax(1).tolist()
     assert torch.equal(public.splits[0].valid, task.splits[0].valid)

@@ -45,10 +45,7 @@ def stack_rows(parts: Sequence[Tensor]) -> Tensor:
         return parts[0]
     if parts[0].layout == torch.strided:
         return torch.cat([part if part.layout == torch.strided else part.to_dense() for part in parts])
-    rows = [part if part.layout == torch.sparse_csr else from_scipy(to_scipy(part)) for part in parts]
-    counts = torch.cat([part.crow_indices().diff() for part in rows])
-    columns, values = torch.cat([part.col_indices() for part in rows]), torch.cat([part.values() for part in rows])
-    return csr(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, values, (len(counts), rows[0].shape[1]))
+    return from_scipy(sparse.vstack([to_scipy(part) for part in parts]))
 
 
 def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -91,9 +88,8 @@ def to_scipy(x: Tensor) -> Any:
     if x.layout == torch.strided:
         return sparse.csr_array(x.numpy(force=True))
     if x.layout == torch.sparse_csr:
-        parts = (x.values(), x.col_indices(), x.crow_indices())
-        values, columns, ptr = (part.numpy(force=True) for part in parts)
-        matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
+        parts = tuple(part.numpy(force=True) for part in (x.values(), x.col_indices(), x.crow_indices()))
+        matrix = sparse.csr_array(parts, shape=tuple(x.shape))
         matrix.check_format(full_check=True)
         return matrix
     index = x.to_sparse_coo().coalesce()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,12 +202,10 @@ class Karate(SeededReader, GraphReader):
             rest = per_class_split(y, per_class=1, num_valid=0, num_test=None, seed=s, exclude=leaders)
             return index_split(f"one-a-side/seed={s}", leaders, rest.train, rest.test)
 
-        def stratified(s: int) -> Split:
-            return random_split(y, fractions=(0.2, 0.2, 0.6), seed=s, stratify=True)
-
         if self.protocol == "one-a-side":
             splits = self.draw(one_a_side, "one-a-side: the two leaders train, two others validate, the rest tests")
         else:
-            splits = self.draw(stratified, "random: 20/20/60, stratified")
+            stratified = partial(random_split, y, fractions=(0.2, 0.2, 0.6), stratify=True)
+            splits = self.draw(lambda s: stratified(seed=s), "random: 20/20/60, stratified")
         graph = {"x": np.eye(34, dtype=np.float32), "y": y.numpy(), "edge_index": edges}
         return self.node_task(graph, splits, steps="features are the identity")

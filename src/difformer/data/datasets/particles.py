@@ -42,14 +42,12 @@ class PointSetReader(Reader):
             with SynMol's atom type as a number, as in the authors' code).
         num_splits: Number of splits.
         seed: Seed of the first split; by default 0, and 42 for ``"lri"`` and ``"public-code"``.
-        graph: ``"knn"`` or None.
         knn: Nearest points a point is joined to, itself counted.
     """
 
     protocol: str = "paper"
     num_splits: int = 3
     seed: int | None = None
-    graph: str | None = "knn"
     knn: int = 5
 
     def splits(self, y: Tensor, published: Callable[[int], Split], called: str) -> Splits:
@@ -80,10 +78,11 @@ class SynMol(PointSetReader):
     and the MMFF94 force field.
 
     Args:
-        graph: ``"knn"``, ``"bonds"`` for the covalent ones in both directions, or None.
+        graph: ``"knn"``, or ``"bonds"`` for the covalent ones in both directions.
     """
 
-    choices = (("graph", ("knn", "bonds", None)),)
+    graph: str = "knn"
+    choices = (("graph", ("knn", "bonds")),)
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
@@ -100,11 +99,13 @@ class SynMol(PointSetReader):
         pos = torch.from_numpy(content["pos"][rows].astype(np.float32))
         x = torch.from_numpy(content["atom_type"][rows].astype(np.int64))
         names = [str(symbol) for symbol in content["atom_names"]]
-        edge_index = self.nearest(pos, node_ptr) if self.graph == "knn" else None
-        if self.graph == "bonds":
+        if self.graph == "knn":
+            edge_index, graph = self.nearest(pos, node_ptr), f"{self.knn} nearest atoms (self counted)"
+        else:
             columns, edge_ptr = segments(torch.from_numpy(content["edge_ptr"]), kept)
             shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
             edge_index = torch.from_numpy(content["edge_index"][:, columns].astype(np.int64)) + shift
+            graph = "covalent bonds"
         new_number = np.cumsum(placed) - 1
 
         def published(s: int) -> Split:
@@ -115,9 +116,8 @@ class SynMol(PointSetReader):
         y = torch.from_numpy(content["y"].astype(np.int64))[kept]
         code = self.protocol == "public-code"
         types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
-        graphs = {"knn": f"{self.knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}
         splits = self.splits(y, published, "LRI's split")
-        said = ("atom type as a number" if code else "atom types one-hot", "positions in Å", graphs[self.graph])
+        said = ("atom type as a number" if code else "atom types one-hot", "positions in Å", graph)
         parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr}
         parts["feature_names"] = (*(["atom type"] if code else names), "x", "y", "z")
         gone = len(placed) - len(kept)
@@ -205,8 +205,6 @@ class ActsTrack(PointSetReader):
     z → μμ decay is among them.
     """
 
-    choices = (("graph", ("knn", None)),)
-
     def read(self, found: Found) -> Arrays:
         inside = found.form == "processed"
         file = read_members(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
@@ -225,10 +223,9 @@ class ActsTrack(PointSetReader):
             order, train, valid = shuffled(len(y), s), int(0.7 * len(y)), int(0.15 * len(y))
             return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
 
-        near = self.graph == "knn"
-        graph = f"{self.knn} nearest hits in direction (self counted)" if near else "no graph"
+        graph = f"{self.knn} nearest hits in direction (self counted)"
         said = ("features of hits as published (processed files)", "with positions", graph)
-        edge_index = self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None
+        edge_index = self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr)
         splits = self.splits(y, published, "random 70/15/15 as in LRI")
         parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr, "feature_names": COLUMNS}
         return self.sets_task(x, pos, y, splits, *said, **parts)
