@@ -52,10 +52,11 @@ class InstanceReader(SeededReader):
     per_class: int = 100
     knn: int | None = None
 
-    def few_labels(self, y: Tensor) -> Splits:
-        """The paper's splits of images and texts."""
-        said = f"paper: {self.per_class} labels per class, 1000 for validation, the rest test"
-        return self.draw(lambda s: labels_per_class_split(y, per_class=self.per_class, num_valid=1000, seed=s), said)
+    def few_labels(self, y: Tensor, num_valid: int = 1000, rest: str = "1000 for validation, the rest test") -> Splits:
+        """By default the paper's splits of images and texts."""
+        options = {"per_class": self.per_class, "num_valid": num_valid}
+        said = f"{self.protocol}: {self.per_class} labels per class, {rest}"
+        return self.draw(lambda s: labels_per_class_split(y, **options, seed=s), said)
 
     def instance_task(self, x: Tensor, y: Tensor, splits: Splits, steps: str, **parts: Any) -> Task:
         edge_index, graph = None, "no graph"
@@ -244,21 +245,14 @@ class TwentyNews(InstanceReader):
     protocol: str = "paper"
     sparse: bool = False
 
-    def content(self, found: Found) -> Any:
-        if found.form == "features":
-            file = read_npz(found.path)
-            parts = {"x_data": "tfidf_data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
-            arrays = {key: file[name] for key, name in parts.items()} | {k: file[k] for k in ("y", "vocabulary")}
-        else:
-            read = _posts_of_lines if found.form == "text" else _posts_of_archive
-            arrays = processed(self.name, lambda: tfidf(read(found)), sources=found.paths)
-        return csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64)), map(str, arrays["vocabulary"])
+    def read(self, found: Found) -> Arrays:
+        return tfidf(_posts_of_lines(found) if found.form == "text" else _posts_of_archive(found))
 
     def task(self, content: Any) -> Task:
-        x, y, words = content
+        x, y = csr_of(content), torch.from_numpy(content["y"])
         steps = f"TF-IDF of the {x.shape[1]} words in at least 5 % of the posts, rows of unit length"
-        features = feature_tensor(x, as_sparse=self.sparse)
-        return self.instance_task(features, y, self.few_labels(y), steps, feature_names=tuple(words))
+        features, words = feature_tensor(x, as_sparse=self.sparse), tuple(map(str, content["vocabulary"]))
+        return self.instance_task(features, y, self.few_labels(y), steps, feature_names=words)
 
 
 def tfidf(posts: Iterable[tuple[str, int]]) -> Arrays:
@@ -341,9 +335,7 @@ class Table(InstanceReader):
         x, y = torch.tensor(bunch.data, dtype=torch.double), torch.tensor(bunch.target, dtype=torch.long)
         scaling = Scaling.of(x) if self.standardize else None
         valid = max((len(y) - self.per_class * (int(y.max()) + 1)) // 2, 0)
-        said = f"random: {self.per_class} labels per class, half of the rest for validation"
-        options = {"per_class": self.per_class, "num_valid": valid}
-        splits = self.draw(lambda s: labels_per_class_split(y, **options, seed=s), said)
+        splits = self.few_labels(y, valid, "half of the rest for validation")
         steps = "columns standardised over all instances" if self.standardize else "features as they are"
         classes, columns = (tuple(map(str, names)) for names in (bunch.target_names, bunch.feature_names))
         x = (x if scaling is None else scaling(x)).float()
