@@ -15,8 +15,8 @@ class TestProcessed:
         self.built += 1
         return {"a": np.arange(5), "b": np.array(["x", "yz"])}
 
-    def get(self, source, **options):
-        return processed("thing", self.build, sources=[source], options=options)
+    def get(self, source, name="thing"):
+        return processed(name, self.build, sources=[source])
 
     @pytest.fixture
     def source(self, tmp_path):
@@ -34,7 +34,7 @@ class TestProcessed:
 
     def test_is_made_anew_when_anything_changes(self, cache, source):
         self.get(source)
-        self.get(source, k=5)
+        self.get(source, "thing-5")
         source.write_bytes(b"22")
         self.get(source)
         os.utime(source, ns=(1, 1))

@@ -206,19 +206,11 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
     """Raises a DataError if a kept file differs from its published checksum, or else from the recorded one."""
-    record, problem = _record(path), ""
-    if checksum is not None:
-        problem = "" if has_checksum(path, checksum) else "the file is not the published one: its checksum differs"
-    elif record.is_file():
-        words = record.read_text(errors="replace").split() or [""]
-        found = path.stat().st_size
-        if words[-1].isdecimal() and len(words) > 1 and found != int(words[-1]):  # `sha256sum` writes no size
-            problem = f"the file has {found} bytes, but {words[-1]} were downloaded"
-        elif len(words[0]) != 64:
-            problem = f"{record.name} beside the file is not the checksum that was kept of it"
-        elif not has_checksum(path, f"sha256:{words[0].lower()}"):
-            problem = "the file has changed since it was downloaded"
-    if problem:
+    record, problem = _record(path), "the file is not the published one: its checksum differs"
+    if checksum is None and record.is_file():
+        checksum = f"sha256:{record.read_text(errors='replace').partition(' ')[0].lower()}"
+        problem = f"the file has changed since it was downloaded, or {record.name} beside it has"
+    if checksum is not None and not has_checksum(path, checksum):
         raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
 
 
@@ -263,7 +255,7 @@ def _transfer(file: RemoteFile, target: Path) -> None:
             if not expected and not _ends_well(stream, file.magic):
                 raise _BadDownloadError(f"what came, {arrived} bytes, has no proper end; it is cut short")
     if not expected:
-        write_whole(_record(target), f"{digest.hexdigest()}  {target.name}  {arrived}\n".encode())
+        write_whole(_record(target), f"{digest.hexdigest()}  {target.name}\n".encode())
 
 
 def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:

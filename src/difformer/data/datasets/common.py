@@ -200,16 +200,14 @@ def csr_arrays(matrix: Any) -> Arrays:
     return {"x_data": matrix.data, "x_indices": matrix.indices, "x_indptr": matrix.indptr, "x_shape": shape}
 
 
-def processed(
-    name: str, build: Callable[[], Arrays], *, sources: Sequence[Path], options: Mapping[str, object] | None = None
-) -> Arrays:
+def processed(name: str, build: Callable[[], Arrays], *, sources: Sequence[Path]) -> Arrays:
     """The arrays that `build` makes, from the cache if they were made before; nothing is written beside their source.
 
-    The key is all they depend on: `name`, `options`, and path, size and modification time of every source file. If the
-    cache cannot be written, a warning says so.
+    The key is all they depend on: `name`, and path, size and modification time of every source file. If the cache
+    cannot be written, a warning says so.
     """
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
-    text = json.dumps([name, 1, dict(options or {}), stats], sort_keys=True, default=str)
+    text = json.dumps([name, 1, {}, stats])  # earlier versions had options in the braces
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = cache_folder() / "processed" / f"{name}-{key}.npz"
     if path.is_file():

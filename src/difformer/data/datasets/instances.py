@@ -102,8 +102,7 @@ class Images(InstanceReader):
             steps = f"pixels{shrunk}, 0 to 1"
         else:
             build = lambda: {"features": pca_features(shrink_images(images, SIDE), self.pca_dim)}
-            options = {"dim": self.pca_dim}
-            x = processed(f"{self.name}-pca", build, sources=found.paths, options=options)["features"]
+            x = processed(f"{self.name}-pca-{self.pca_dim}", build, sources=found.paths)["features"]
             steps = f"{self.pca_dim} principal components of pixels{shrunk}"
         y, features = torch.from_numpy(labels), torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
         return self.instance_task(features, y, self.few_labels(y), steps)
