@@ -121,35 +121,28 @@ class _Dense:
     def __init__(self, points: Tensor, metric: Metric) -> None:
         self.points, self.metric = points.double(), metric
         self.norm = self.points.norm(dim=1)
-        self.scale = torch.where(self.norm > 0, self.norm, 1.0)[:, None]
+        if metric == "cosine":
+            self.points = self.points / torch.where(self.norm > 0, self.norm, 1.0)[:, None]
 
     def distance(self, first: Tensor, second: Tensor) -> Tensor:
         """Between ``points[first]`` and ``points[second]``, pair by pair."""
-        result = torch.empty(first.numel(), dtype=torch.double, device=self.points.device)
-        chunk = max(1, CHUNK_NUMBERS // max(1, self.points.shape[1]))
-        for part, i, j in zip(*(t.split(chunk) for t in (result, first, second)), strict=True):
+        parts, chunk = [], max(1, CHUNK_NUMBERS // max(1, self.points.shape[1]))
+        for i, j in zip(first.split(chunk), second.split(chunk), strict=True):
             a, b = self.points[i], self.points[j]
-            if self.metric == "euclidean":
-                part.copy_((a - b).square_().sum(1).sqrt_())
-            else:
-                part.copy_((1 - (a / self.scale[i] * (b / self.scale[j])).sum(1)).clamp_(min=0))
-        return result
+            cosine = self.metric == "cosine"
+            parts.append((1 - (a * b).sum(1)).clamp_(min=0) if cosine else (a - b).square_().sum(1).sqrt_())
+        return torch.cat(parts)
 
-    def keys(self, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """A function of rows a that gives ‖b‖²/2 - aᵀb for the first `among` b, scaled such that ‖b‖ ≤ 1; the lengths.
-
-        The lengths are those of all rows.
-        """
-        if self.metric == "cosine":
-            unit = self.points / self.scale
-            half_square = unit.new_zeros(among)
-        else:
+    def keys(self, among: int) -> Callable[[Tensor], Tensor]:
+        """A function of rows a that gives ‖b‖²/2 - aᵀb for the first `among` b, scaled such that ‖a‖, ‖b‖ ≤ 1."""
+        unit, half_square = self.points, self.points.new_zeros(among)
+        if self.metric == "euclidean":
             # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
             unit = self.points - self.points.mean(0)
             unit /= float(unit.norm(dim=1).max()) or 1.0
             half_square = unit[:among].square().sum(1) / 2
         near = unit[:among].T
-        return lambda rows: torch.addmm(half_square, unit[rows], near, alpha=-1), unit.norm(dim=1)
+        return lambda rows: torch.addmm(half_square, unit[rows], near, alpha=-1)
 
 
 class _Sparse:
@@ -171,12 +164,13 @@ class _Sparse:
             parts.append(np.maximum(1 - a.multiply(b) @ ones, 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
         return torch.from_numpy(np.concatenate(parts))
 
-    def keys(self, among: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        cosine = self.metric == "cosine"
-        length = torch.ones_like(self.norm) if cosine else self.norm / (self.norm.max() or 1.0)
-        rows = self.rows if cosine else self.rows / (float(self.norm.max()) or 1.0)
-        half_square, columns = 0.0 if cosine else length[:among].square() / 2, rows[:among].T.tocsr()
-        return lambda block: half_square - torch.from_numpy((rows[block.numpy()] @ columns).toarray()), length
+    def keys(self, among: int) -> Callable[[Tensor], Tensor]:
+        rows, half_square = self.rows, torch.zeros(among, dtype=torch.double)
+        if self.metric == "euclidean":
+            largest = float(self.norm.max()) or 1.0
+            rows, half_square = self.rows / largest, (self.norm[:among] / largest).square() / 2
+        columns = rows[:among].T.tocsr()
+        return lambda block: half_square - torch.from_numpy((rows[block.numpy()] @ columns).toarray())
 
 
 def _space(points: Tensor, metric: Metric) -> _Dense | _Sparse:
@@ -198,13 +192,13 @@ def nearest(points: Tensor, k: int, metric: Metric, queries: Tensor | None = Non
         found[0][zero] = first + (first >= zero[:, None])
         found[1][zero] = 1.0
         rows = rows[space.norm[rows] > 0]
-    keys_of, length = space.keys(among)
-    slack = 2 * (points.shape[1] + 8) * torch.finfo(torch.double).eps * (length[:, None] + 1)
+    keys_of = space.keys(among)
+    slack = 4 * (points.shape[1] + 8) * torch.finfo(torch.double).eps
     for block in rows.split(max(1, BLOCK_BYTES // (8 * among))):
         keys = keys_of(block)
         if queries is None:  # no point is its own neighbour
             keys.scatter_(1, block[:, None], torch.inf)
-        limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack[block]
+        limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
         row, candidate = (keys <= limit).nonzero(as_tuple=True)
         del keys
         _keep_nearest(block[row], candidate, space.distance(block[row], candidate), found)

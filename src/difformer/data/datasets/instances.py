@@ -49,6 +49,7 @@ class InstanceReader(SeededReader):
         knn: Join every instance to its nearest ones, itself counted; None for no graph.
     """
 
+    protocol: str = "paper"
     per_class: int = 100
     knn: int | None = None
 
@@ -78,7 +79,6 @@ class Images(InstanceReader):
         pca_dim: Columns of ``"pca"``.
     """
 
-    protocol: str = "paper"
     features: str = "simclr"
     pca_dim: int = 64
     choices = (("features", ("simclr", "pca", "pixels")),)
@@ -241,7 +241,6 @@ class TwentyNews(InstanceReader):
         sparse: Features as sparse CSR; one entry in nine is not zero, so that dense is the default.
     """
 
-    protocol: str = "paper"
     sparse: bool = False
 
     def read(self, found: Found) -> Arrays:
