@@ -240,42 +240,34 @@ class TwoMoons(Generator):
 class Heat(Generator):
     """Features x⁰ at time 0, targets x(t) = e^{-tL} x⁰: with L = I - D⁻¹A, heat flows as ∂x/∂t = -L x.
 
-    A model that diffuses over the observed graph must be able to reproduce the targets.
+    The graph is a square grid, not wrapped. A model that diffuses over it must be able to reproduce the targets.
 
     Args:
-        num_nodes: Number of nodes; a square number for ``"grid"``.
-        graph: ``"ring"``, or square ``"grid"`` without wrapping.
+        num_nodes: Number of nodes, a square number.
         num_features: Columns of x⁰, standard normal, each diffused by itself.
         time: How long heat flows.
     """
 
     num_nodes: int = 400
-    graph: str = "grid"
     num_features: int = 1
     time: float = 1.0
     fractions: Sequence[float] = (0.5, 0.25, 0.25)
-    choices = (("graph", ("ring", "grid")),)
 
     def task(self, content: None) -> Task:
         if not np.isfinite(self.time) or self.time < 0:
             raise UserError(f"time: expected a finite number ≥ 0, got {self.time}")
         n, rng = self.num_nodes, np.random.default_rng(self.seed)
-        if self.graph == "ring":
-            if n < 3:
-                raise UserError(f"num_nodes: a ring needs at least 3, got {n}")
-            pairs = np.stack([np.arange(n), (np.arange(n) + 1) % n])
-        else:
-            side = round(n**0.5)
-            if side * side != n or side < 2:
-                raise UserError(f"num_nodes: a grid needs a square number from 4 on, got {n}; try {max(side, 2) ** 2}")
-            place = np.arange(n).reshape(side, side)
-            neighbours = ((place[:, :-1], place[:, 1:]), (place[:-1], place[1:]))
-            pairs = np.concatenate([np.stack([a.ravel(), b.ravel()]) for a, b in neighbours], axis=1)
+        side = round(n**0.5)
+        if side * side != n or side < 2:
+            raise UserError(f"num_nodes: a grid needs a square number from 4 on, got {n}; try {max(side, 2) ** 2}")
+        place = np.arange(n).reshape(side, side)
+        neighbours = ((place[:, :-1], place[:, 1:]), (place[:-1], place[1:]))
+        pairs = np.concatenate([np.stack([a.ravel(), b.ravel()]) for a, b in neighbours], axis=1)
         edge_index = undirected(pairs, n, self_loops=False)
         x = torch.from_numpy(rng.standard_normal((n, self.num_features))).float()
         # The flow starts from x as the task holds it, so that the answer is exact in single precision too.
         y = flow(edge_index, x, time=self.time).float()
-        said = f"heat on a {self.graph} for time {self.time:g}, random-walk Laplacian, exact"
+        said = f"heat on a grid for time {self.time:g}, random-walk Laplacian, exact"
         return self.generated(said, x, y, edge_index, self.num_features)
 
 
