@@ -14,7 +14,7 @@ Small point sets of equal size form one batch in which all pairs are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -84,18 +84,16 @@ def knn_edges(
     if k < 1 or (node_ptr is None and k > most):
         raise UserError(f"k: {n} points have at most {most} neighbours each, got k = {k}")
     node, others = torch.arange(n, device=points.device), k - 1 if include_self else k
+    itself = node[:, None][:, : int(include_self)]
+    parts = [(node, itself, torch.zeros_like(itself, dtype=torch.double))]
     if approximate and others:
-        found = _approximately(points, others, metric, seed)
-        source, distances, target = found[0].reshape(-1), found[1].reshape(-1), node.repeat_interleave(others)
-    else:
-        ptr = torch.tensor([0, n]) if node_ptr is None else node_ptr
-        source, distances, count = _nearest_within(points, ptr, others, metric)
-        target = node.repeat_interleave(count)
-    if include_self:
-        order = torch.cat([node, target]).argsort(stable=True)  # itself first
-        source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
-        distances = torch.cat([distances.new_zeros(n), distances])[order]
-    edge_index, distances = torch.stack([source, target]).to(device), distances.to(device)
+        parts.append((node, *_approximately(points, others, metric, seed)))
+    elif others:
+        parts += _nearest_within(points, torch.tensor([0, n]) if node_ptr is None else node_ptr, others, metric)
+    target = torch.cat([nodes.repeat_interleave(index.shape[1]) for nodes, index, _ in parts])
+    source, distances = (torch.cat([part[i].reshape(-1) for part in parts]) for i in (1, 2))
+    order = target.argsort(stable=True)
+    edge_index, distances = torch.stack([source, target])[:, order].to(device), distances[order].to(device)
     if not symmetric:
         return edge_index, distances
     return tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")  # type: ignore[return-value]
@@ -237,39 +235,27 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> Found:
     return found
 
 
-def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
-    """For every point its k nearest of the same set ``points[ptr[s]:ptr[s + 1]]``, or all others if there are fewer.
+def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Points ``[m]``, and the k nearest of the same set ``points[ptr[s]:ptr[s + 1]]``, or all others if they are fewer.
 
-    Returns the neighbours ``[E]`` of point 0, nearest first, then those of point 1, …; their distances; and how many
-    each point has.
+    The neighbours and their distances are ``[m, k]``.
     """
     device = points.device
     ptr = ptr.to(device)
     size = ptr.diff()
-    count = (size - 1).clamp(max=k).repeat_interleave(size)
-    begin = count.cumsum(0) - count
-    neighbours = torch.empty(int(count.sum()), dtype=torch.long, device=device)
-    distances = torch.empty_like(neighbours, dtype=torch.double)
-
-    def put(nodes: Tensor, index: Tensor, length: Tensor) -> None:
-        place = begin[nodes, None] + torch.arange(index.shape[1], device=device)
-        neighbours[place], distances[place] = index, length
-
     space, pair = _space(points, metric), 2 * max(1, points.shape[1])  # coordinates
     small = (size <= SMALL_SET) & (size * size * pair <= CHUNK_NUMBERS)
     for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
-        nodes = torch.arange(start, end, device=device)
-        if min(k, end - start - 1) > 0:
-            index, length = nearest(take_rows(points, nodes), min(k, end - start - 1), metric)
-            put(nodes, index + start, length)
+        nodes, most = torch.arange(start, end, device=device), min(k, end - start - 1)
+        if most > 0:
+            index, length = nearest(take_rows(points, nodes), most, metric)
+            yield nodes, index + start, length
     for n in size[small & (size > 1)].unique().tolist():
-        sets = (small & (size == n)).nonzero().squeeze(1)
+        sets, most = (small & (size == n)).nonzero().squeeze(1), min(k, n - 1)
         for chunk in sets.split(max(1, CHUNK_NUMBERS // (n * n * pair))):
             nodes = ptr[chunk, None] + torch.arange(n, device=device)  # [g, n], then all their pairs [g, n, n]
             first, second = torch.broadcast_tensors(nodes[:, :, None], nodes[:, None])
             length = space.distance(first.reshape(-1), second.reshape(-1)).view(-1, n, n)
             length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
             length, near = length.flatten(0, 1).sort(dim=1, stable=True)
-            most = min(k, n - 1)
-            put(nodes.reshape(-1), near[:, :most] + ptr[chunk].repeat_interleave(n)[:, None], length[:, :most])
-    return neighbours, distances, count
+            yield nodes.reshape(-1), near[:, :most] + ptr[chunk].repeat_interleave(n)[:, None], length[:, :most]
