@@ -96,8 +96,8 @@ class TestOtherPublishedFiles:
         from difformer.data.datasets import instances
 
         with pytest.MonkeyPatch.context() as patch:
-            split = instances.labels_per_class_split
-            patch.setattr(instances, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 50}))
+            split = instances.per_class_split
+            patch.setattr(instances, "per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 50}))
             task = load("20news", tmp_path, per_class=5)
         names = {part: [n.partition("/")[2] for n in posts if f"-{part}/" in n] for part in ("train", "test")}
         order = published_order(names)

@@ -181,8 +181,8 @@ class TestImages:
             write(tmp_path / "stl10" / "stl10_binary" / name, data)
         from difformer.data.datasets import instances
 
-        split = instances.labels_per_class_split
-        monkeypatch.setattr(instances, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
+        split = instances.per_class_split
+        monkeypatch.setattr(instances, "per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
         pixels = load("stl10", tmp_path, features="pixels", per_class=2, num_splits=1)
         assert pixels.x.shape == (50, 3 * 32 * 32)
         assert pixels.x.min() >= 0

@@ -13,7 +13,6 @@ from difformer.data.split import (
     fraction_split,
     index_split,
     labelled,
-    labels_per_class_split,
     load_splits,
     masks_split,
     per_class_split,
@@ -105,7 +104,7 @@ def test_protocols_by_their_usual_names():
     y = torch.arange(1000) % 10
     assert fraction_split(y, protocol="10/10/80", seed=4).sizes() == (100, 100, 800)
     assert fraction_split(y, protocol="50/25/25").sizes() == (500, 250, 250)
-    assert labels_per_class_split(y, per_class=10, num_valid=200).sizes() == (100, 200, 700)
+    assert per_class_split(y, per_class=10, num_valid=200, num_test=None).sizes() == (100, 200, 700)
     assert per_class_split(y, per_class=20, num_valid=300, num_test=400).sizes() == (200, 300, 400)
     with pytest.raises(ValueError, match="three percentages such as '10/10/80', got 'half'"):
         fraction_split(y, protocol="half")

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         authors_split as authors_split,
         fraction_split as fraction_split,
         index_split as index_split,
-        labels_per_class_split as labels_per_class_split,
         load_splits as load_splits,
         masks_split as masks_split,
         per_class_split as per_class_split,
@@ -82,7 +81,7 @@ _names, __getattr__, __dir__ = lazy_names(
         "own.table": "is_missing",
         "own.tasks": "from_arrays from_files from_frame from_pyg",
         "registry": "dataset_options load register_dataset",
-        "split": "Split authors_split fraction_split index_split labels_per_class_split load_splits masks_split "
+        "split": "Split authors_split fraction_split index_split load_splits masks_split "
         "per_class_split random_split save_splits time_split",
         "task": "Task",
     },

@@ -306,11 +306,6 @@ def per_class_split(
     return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
 
 
-def labels_per_class_split(y: Any, *, per_class: int, num_valid: int = 1000, seed: int = 0) -> Split:
-    """`per_class` labels of every class to train, `num_valid` others to valid, all the rest to test: images, texts."""
-    return per_class_split(y, per_class=per_class, num_valid=num_valid, num_test=None, seed=seed)
-
-
 def authors_split(y: Any) -> Split:
     """The one split on which the authors' code reports the citation graphs: `per_class_split` with seed 123."""
     return per_class_split(y, seed=AUTHORS_SEED, name="authors/seed=123")

@@ -30,7 +30,7 @@ from difformer.data.lookup import Found, cache_folder, check_folders, find_file,
 from difformer.data.own.csv_files import lines_of
 from difformer.data.scaling import Scaling
 from difformer.data.sparse_features import feature_tensor
-from difformer.data.split import labels_per_class_split
+from difformer.data.split import per_class_split
 from difformer.data.task import Task
 from difformer.errors import DataError, UserError
 
@@ -55,9 +55,9 @@ class InstanceReader(SeededReader):
 
     def few_labels(self, y: Tensor, num_valid: int = 1000, rest: str = "1000 for validation, the rest test") -> Splits:
         """By default the paper's splits of images and texts."""
-        options = {"per_class": self.per_class, "num_valid": num_valid}
+        options: Any = {"per_class": self.per_class, "num_valid": num_valid, "num_test": None}
         said = f"{self.protocol}: {self.per_class} labels per class, {rest}"
-        return self.draw(lambda s: labels_per_class_split(y, **options, seed=s), said)
+        return self.draw(lambda s: per_class_split(y, **options, seed=s), said)
 
     def instance_task(self, x: Tensor, y: Tensor, splits: Splits, steps: str, **parts: Any) -> Task:
         edge_index, graph = None, "no graph"
