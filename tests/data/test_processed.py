@@ -32,7 +32,7 @@ class TestProcessed:
         assert len(left_behind(cache / "processed")) == 1
         assert left_behind(source.parent / "processed") == []
 
-    def test_is_made_anew_when_anything_changes(self, cache, source):
+    def test_is_rebuilt_when_anything_changes(self, cache, source):
         self.get(source)
         self.get(source, "thing-5")
         source.write_bytes(b"22")
@@ -50,22 +50,22 @@ class TestProcessed:
             self.get(path)
         assert self.built == 2
 
-    def test_a_broken_one_is_made_anew(self, cache, source):
+    def test_a_broken_one_is_rebuilt(self, cache, source):
         self.get(source)
         kept = next((cache / "processed").iterdir())
         kept.write_bytes(kept.read_bytes()[:50])
-        with pytest.warns(UserWarning, match="made anew"):
+        with pytest.warns(UserWarning, match="is rebuilt"):
             assert (self.get(source)["a"] == np.arange(5)).all()
         self.get(source)
         assert self.built == 2
 
-    def test_one_that_asks_for_another_unpacker_is_made_anew(self, cache, source):
+    def test_one_that_asks_for_another_unpacker_is_rebuilt(self, cache, source):
         self.get(source)
         kept = next((cache / "processed").iterdir())
         content = bytearray(kept.read_bytes())
         content[content.index(b"PK\x01\x02") + 10] = 99  # way of compression, in the table of contents
         kept.write_bytes(content)
-        with pytest.warns(UserWarning, match="made anew"):
+        with pytest.warns(UserWarning, match="is rebuilt"):
             assert (self.get(source)["a"] == np.arange(5)).all()
 
     def test_a_cache_that_cannot_be_written_is_no_obstacle(self, source, tmp_path, monkeypatch):

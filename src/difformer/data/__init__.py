@@ -81,8 +81,8 @@ _names, __getattr__, __dir__ = lazy_names(
         "own.table": "is_missing",
         "own.tasks": "from_arrays from_files from_frame from_pyg",
         "registry": "dataset_options load register_dataset",
-        "split": "Split authors_split fraction_split index_split load_splits masks_split "
-        "per_class_split random_split save_splits time_split",
+        "split": "Split authors_split fraction_split index_split load_splits masks_split per_class_split random_split "
+        "save_splits time_split",
         "task": "Task",
     },
 )

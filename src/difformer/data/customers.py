@@ -31,7 +31,7 @@ def write_customers(
     of every customer, to check predictions against.
 
     Args:
-        folder: Where to write; it is made if it does not exist.
+        folder: Where to write; created if it does not exist.
         num_customers: Rows of the table, at least 20.
         num_known: Customers whose segment is known.
         seed: Seed of all random choices.

@@ -34,7 +34,7 @@ SMALL_SET = 256  # points; beyond, the search of a single set is worth its fixed
 
 
 def knn_graph(x: Any, k: int, **options: Any) -> Tensor:
-    """Edges ``[2, E]`` from every node's k nearest neighbours to it: `knn_edges`, with its options, less distances."""
+    """Edges ``[2, E]`` from every node's k nearest neighbours to it: `knn_edges` without the distances."""
     return knn_edges(x, k, **options)[0]
 
 

@@ -157,7 +157,7 @@ def reading(found: Found) -> Iterator[None]:
         problem = f"needs more memory than there is ({error}), or the file is damaged"
         if not isinstance(error, MemoryError):
             reason = f"{type(error).__name__}: {error}"
-            problem = f"cannot be read from here ({reason}); the file is cut short, or not what its name says"
+            problem = f"cannot be read ({reason}); the file is cut short, or not what its name says"
         raise DataSetError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
 
 
@@ -179,7 +179,7 @@ class DownloadError(DataError):
 
 
 class _BadDownloadError(Exception):
-    """The transfer ended, but with other bytes than promised."""
+    """The transfer ended with other bytes than announced."""
 
 
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
@@ -240,8 +240,7 @@ def _transfer(file: RemoteFile, target: Path) -> None:
             arrived = 0
             while chunk := response.read(CHUNK):
                 if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
-                    begin = f"what came does not begin like the file wanted (but with {chunk[:16]!r})"
-                    raise _BadDownloadError(f"{begin}; it may be an error page")
+                    raise _BadDownloadError(f"the answer begins with {chunk[:16]!r}; it may be an error page")
                 stream.write(chunk)
                 digest.update(chunk)
                 arrived += len(chunk)
@@ -251,9 +250,9 @@ def _transfer(file: RemoteFile, target: Path) -> None:
             if total is not None and arrived != total:
                 raise _BadDownloadError(f"the transfer ended after {arrived} of {total} bytes")
             if expected and digest.hexdigest() != expected:
-                raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()} where {expected} is expected")
+                raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()}, not {expected} as published")
             if not expected and not _ends_well(stream, file.magic):
-                raise _BadDownloadError(f"what came, {arrived} bytes, has no proper end; it is cut short")
+                raise _BadDownloadError(f"the {arrived} bytes received have no proper end; they are cut short")
     if not expected:
         write_whole(_record(target), f"{digest.hexdigest()}  {target.name}\n".encode())
 

@@ -45,7 +45,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
             listed = ", ".join(f"{key}={default!r}" for key, default in known.items()) or "none"
             hint = did_you_mean(option, known)
             raise UserError(f"data set {found.name!r} has no option {option!r}; {hint}it takes {listed}")
-        # Python would take self_loops="no" for a yes; options of other kinds check themselves.
+        # self_loops="no" would count as true; readers check options of other kinds themselves.
         allowed = [part.strip() for part in kinds[option].split("|")]
         if all(kind in _KINDS for kind in allowed) and not any(_KINDS[kind][1](value) for kind in allowed):
             expected = " or ".join(_KINDS[kind][0] for kind in allowed)

@@ -23,7 +23,7 @@ UNEVEN = 100.0  # columns that differ more than this in deviation are worth a no
 CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding, in single precision
 
 
-@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to ==
 class Scaling:
     """What columns are shifted (None keeps zeros) and divided by, in double precision, computed from `rows` rows."""
 

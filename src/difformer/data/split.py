@@ -33,7 +33,7 @@ ALIASES = {
 }
 
 
-@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal; `same_as` can
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to ==; `same_as` can
 class Split:
     """Three disjoint sets of instance indices.
 

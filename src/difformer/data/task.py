@@ -27,7 +27,7 @@ Kind = Literal["nodes", "series", "graphs"]
 Problem = Literal["multiclass", "multilabel", "regression"]
 
 
-@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal; `fingerprint` can
+@dataclass(frozen=True, eq=False)  # tensors have no single answer to ==; `fingerprint` can
 class Task:
     """Features, structure, targets, splits, metric and protocol.
 

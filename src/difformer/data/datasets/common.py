@@ -201,7 +201,7 @@ def csr_arrays(matrix: Any) -> Arrays:
 
 
 def processed(name: str, build: Callable[[], Arrays], *, sources: Sequence[Path]) -> Arrays:
-    """The arrays that `build` makes, from the cache if they were made before; nothing is written beside their source.
+    """The arrays that `build` makes, cached for the next call; nothing is written beside their source.
 
     The key is all they depend on: `name`, and path, size and modification time of every source file. If the cache
     cannot be written, a warning says so.
@@ -214,15 +214,15 @@ def processed(name: str, build: Callable[[], Arrays], *, sources: Sequence[Path]
         try:
             return read_npz(path)
         except DAMAGE as error:
-            warnings.warn(f"{path} cannot be read ({error}) and is made anew", stacklevel=2)
+            warnings.warn(f"{path} cannot be read ({error}) and is rebuilt", stacklevel=2)
     arrays = build()
     try:
         with atomic_write(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         warnings.warn(
-            f"the processed form of {name!r} cannot be kept ({error}) and will be made anew next time; "
-            f"set DIFFORMER_CACHE to a folder that can be written",
+            f"the processed form of {name!r} cannot be cached ({error}) and will be rebuilt next time; "
+            f"set DIFFORMER_CACHE to a writable folder",
             stacklevel=2,
         )
     return arrays

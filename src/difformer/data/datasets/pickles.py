@@ -121,10 +121,10 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
     made_bytes, most_bytes = 0, MOST_MADE[0] * len(content) + MOST_MADE[1]
 
     def push(value: Any) -> None:
-        """Put what was made on the stack, and count its bytes: one text can be made into an array again and again."""
+        """Put what was made on the stack, and count its bytes: a pickle can make arrays of one text again and again."""
         nonlocal made_bytes
         if isinstance(value, np.ndarray):
-            made_bytes += value.nbytes if value.base is None else 0  # views take no room
+            made_bytes += value.nbytes if value.base is None else 0  # views take no memory
         elif isinstance(value, bytes):
             made_bytes += len(value)
         if made_bytes > most_bytes:
