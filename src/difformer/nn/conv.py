@@ -181,14 +181,13 @@ class DIFFormerConv(nn.Module):
 
     def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
         """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
-        added = self.graph_weight is None and self.diffusivity is not None
-        with_edges = latent + observed if added and observed is not None else observed
-        without = latent if added else own
-        if with_edges is None:
-            p = without
-        else:
-            p = with_edges if has_edges is None else torch.where(has_edges, with_edges, without)
-        return p if self.graph_weight is None or self.diffusivity is None else _between(latent, p, self.graph_weight)
+        if self.graph_weight is None and self.diffusivity is not None:  # added; without edges nothing is observed
+            return latent if observed is None else latent + observed
+        if observed is None:
+            observed = own
+        elif has_edges is not None:
+            observed = torch.where(has_edges, observed, own)
+        return observed if self.diffusivity is None else _between(latent, observed, self.graph_weight)
 
     def forward(
         self,
@@ -250,8 +249,8 @@ def give_size(layer: nn.Module | None, in_channels: int) -> None:
         layer(torch.empty(0, in_channels, dtype=layer.weight.dtype, device=layer.weight.device))
 
 
-def _between(start: Tensor, end: Tensor, weight: float) -> Tensor:
-    """(1 - w) start + w end, in the type of `start`."""
+def _between(start: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """(1 - w) start + w end, in the type of `start`; in stacked runs w is a tensor."""
     end = end.to(start.dtype)
     if torch.compiler.is_compiling():  # with dynamic=True the weight is a symbol, for which inductor has no lerp
         return start + weight * (end - start)

@@ -174,7 +174,9 @@ class DIFFormer(Pretrained):
             z = advance(k, z, source, context=context)
             yield z
 
-    def _prepare(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> tuple[Features, Structure]:
+    def _prepare(
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
+    ) -> tuple[Features, Structure]:
         """Features ``[N, in_channels]`` and who sends to whom, checked."""
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
@@ -200,19 +202,13 @@ class DIFFormer(Pretrained):
         return x.flatten(0, 1), snapshots(count, nodes, edge_index, edge_weight, x.device)
 
     def embed(
-        self,
-        x: Features,
-        edge_index: Edges = None,
-        edge_weight: Weight = None,
-        batch: Batch = None,
-        *,
-        context: Context | Sequence[Context] | None = None,
+        self, x: Features, *edges_and_batch: Any, context: Context | Sequence[Context] | None = None, **named: Any
     ) -> Tensor:
-        """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
-        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
+        """Final states Z^L, ``[N, hidden_channels]``; the arguments are those of `forward`."""
+        rows, structure = self._prepare(x, *edges_and_batch, **named)
         if context is None:
             context = structure
-        elif edge_index is not None or batch is not None:
+        elif any(given is not None for given in (*edges_and_batch, *named.values())):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
         if len(contexts) != len(self.layers):
@@ -253,11 +249,8 @@ class DIFFormer(Pretrained):
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one after the other."""
-        return self._trajectory(x, edge_index, edge_weight, batch)[0]
-
-    def _trajectory(self, x: Features, *edges_and_batch: Any) -> tuple[Tensor, Structure]:
-        x, structure = self._prepare(x, *edges_and_batch)
-        return torch.stack(list(self._states(x, [structure] * len(self.layers)))), structure
+        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
+        return torch.stack(list(self._states(rows, [structure] * len(self.layers))))
 
     @torch.no_grad()
     def attention(
@@ -305,11 +298,11 @@ class DIFFormer(Pretrained):
         return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
     def _inspected(self, *given: Any) -> tuple[Tensor, Structure]:
-        """`_trajectory` without dropout."""
-        modes = [(module, module.training) for module in self.modules()]  # a part may be frozen in evaluation mode
+        """The trajectory without dropout, and who sends to whom."""
+        in_training = [module for module in self.modules() if module.training]  # others may be frozen
         self.eval()
         try:
-            return self._trajectory(*given)
+            return self.trajectory(*given), self._prepare(*given)[1]
         finally:
-            for module, training in modes:
-                module.training = training
+            for module in in_training:
+                module.training = True

@@ -3,19 +3,9 @@
 Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU; move the model
 afterwards.
 
-`Pretrained.from_public_code` takes over models that the authors' code trained. Their module names map one to one:
-
-=============================== ==========================================
-public code                     here
-=============================== ==========================================
-``fcs.0``, ``fcs.1``            ``input``, ``output``
-``bns.0``, ``bns.{i+1}``        ``input_norm``, ``norms.{i}`` (LayerNorms)
-``convs.{i}.Wq``, ``.Wk``       ``layers.{i}.query``, ``.key``
-``convs.{i}.Wv``                ``layers.{i}.value``, where it exists
-=============================== ==========================================
-
-What their code computes differs from the paper in ways that are options here: `simple` divides queries and keys by one
-norm of the whole tensor (``qk_norm="global"``), `sigmoid` does not normalise them (``"none"``).
+`Pretrained.from_public_code` takes over models that the authors' code trained. That code differs from the paper in ways
+that are options here: `simple` divides queries and keys by one norm of the whole tensor (``qk_norm="global"``),
+`sigmoid` does not normalise them (``"none"``).
 """
 
 from __future__ import annotations
@@ -128,11 +118,9 @@ class Pretrained(nn.Module):
         if written_with not in (None, hashlib.sha256(about.read_bytes()).hexdigest()):
             causes = "saving was interrupted, or a file was changed or replaced"
             raise PretrainedError(f"{path} belongs to another {CONFIG}: {causes}; save the model again")
-        kinds = {str(value.dtype) for value in state.values() if not value.is_floating_point()}
-        if not state or kinds:
-            raise PretrainedError(f"{path}: not weights: {'it is empty' if not state else f'it holds {min(kinds)}'}")
-        with _explained(f"{path}: damaged, or not the weights of the model in {CONFIG}", RuntimeError):
-            model.to(next(iter(state.values())).dtype).load_state_dict(state)
+        other = f"{path}: damaged, or not the weights of the model in {CONFIG}"
+        with _explained(other, KeyError, TypeError, RuntimeError):
+            model.to(state["output.weight"].dtype).load_state_dict(state)
         return model
 
     @classmethod
@@ -257,12 +245,6 @@ def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
             if left < 0:
                 raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
 
-    hooks = (
-        module_hooks.register_module_parameter_registration_hook(count),
-        module_hooks.register_module_module_registration_hook(count),
-    )
-    try:
+    parameters = module_hooks.register_module_parameter_registration_hook(count)
+    with parameters, module_hooks.register_module_module_registration_hook(count):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -104,21 +104,6 @@ def check_range(x: Features) -> None:
         raise UserError(f"{found}; standardise the features")
 
 
-def check_finite(x: Features, name: str = "x") -> None:
-    """Raises a ValueError that says how many entries of `x` are NaN or infinite, and where the first one is."""
-    if isinstance(x, Tensor) and x.layout == torch.sparse_coo:
-        x = x.coalesce()
-    values = x.rows.value if isinstance(x, SparseMatrix) else x if x.layout == torch.strided else x.values()
-    bad = ~values.isfinite()
-    if not bad.any():
-        return
-    where = ""
-    if values.dim() > 1:
-        first = bad.nonzero()[0].tolist()
-        where = f", the first at {name}{first} = {values[tuple(first)].item()}"
-    raise UserError(f"{name} holds {int(bad.sum())} entries that are not finite{where}; fill in or drop missing values")
-
-
 def check_count(name: str, count: int, least: int = 1, *, optional: bool = False) -> None:
     """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small.
 
