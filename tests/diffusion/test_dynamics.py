@@ -140,7 +140,7 @@ def test_single_precision_stays_single():
         ({"step_size": 0.0}, "step_size must be positive and finite, got 0.0"),
         ({"step_size": float("nan")}, "step_size must be positive and finite"),
         ({"steps": -1}, "steps must be a number of steps, 0 or more, got -1"),
-        ({"save": "some"}, "save must be 'last' or 'all', got 'some'"),
+        ({"save": "some"}, "save must be one of last, all, got 'some'"),
         ({"coupling_at": "output"}, "coupling_at must be one of transformed, input, got 'output'"),
         ({"source": torch.zeros(3, 2)}, r"one row per state, got shape \(3, 2\)"),
     ],

@@ -28,13 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from difformer.diffusion.coupling import AnyCoupling, Coupling, as_coupling
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 
 Transform = Callable[[Tensor], Tensor]
 Observable = Callable[[Tensor, Tensor], Tensor]
-
-CONSERVATIONS = ("degree", "unit", "none")
-COUPLING_AT = ("transformed", "input")
 
 
 class Diffused(NamedTuple):
@@ -110,10 +107,8 @@ def diffuse(  # type: ignore[misc]
     coupling = _checked(z, coupling, step_size, conservation, source)
     if steps < 0:
         raise UserError(f"steps must be a number of steps, 0 or more, got {steps!r}")
-    if coupling_at not in COUPLING_AT:
-        raise UserError(f"coupling_at must be one of {', '.join(COUPLING_AT)}, got {coupling_at!r}")
-    if save not in ("last", "all"):
-        raise UserError(f"save must be 'last' or 'all', got {save!r}")
+    check_choice("coupling_at", coupling_at, ("transformed", "input"))
+    check_choice("save", save, ("last", "all"))
     inflow = _inflow(z, source, source_weight)
     saved, energies = [z], []
     for h in _transforms(transform, steps):
@@ -206,8 +201,7 @@ def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -
 def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, source: Tensor | None) -> Coupling:
     if z.dim() != 2 or not z.is_floating_point():
         raise UserError(f"z must be floating-point states [N, d], got {z.dtype} {tuple(z.shape)}")
-    if conservation not in CONSERVATIONS:
-        raise UserError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
+    check_choice("conservation", conservation, ("degree", "unit", "none"))
     if not 0 < step_size < float("inf"):
         raise UserError(f"step_size must be positive and finite, got {step_size!r}")
     if source is not None and (not isinstance(source, Tensor) or source.dim() != 2 or source.shape[0] != z.shape[0]):

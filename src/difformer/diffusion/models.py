@@ -42,7 +42,7 @@ from torch.nn import functional
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Identity, Mix
 from difformer.diffusion.dynamics import diffuse
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 
 Options = dict[str, Any]
@@ -153,8 +153,7 @@ def propagate_labels(
         raise UserError(f"y must be [N] or [N, C] with N = {graph.num_nodes}, got {tuple(y.shape)}")
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
-    if clamp not in CLAMPS:
-        raise UserError(f"clamp must be one of {', '.join(CLAMPS)}, got {clamp!r}")
+    check_choice("clamp", clamp, CLAMPS)
     start, fixed = _known_scores(y, known, num_classes)
 
     def clamped(scores: Tensor) -> Tensor:

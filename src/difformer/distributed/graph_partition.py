@@ -34,7 +34,7 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.sparse_features import take_rows
-from difformer.errors import UserError, require
+from difformer.errors import UserError, check_choice, require
 
 METHODS = ("auto", "metis", "stream")
 SLACK = 0.03
@@ -80,8 +80,7 @@ def partition(
         ValueError: If there are fewer than one part, or the method is unknown.
         ImportError: If METIS is asked for and not installed.
     """
-    if method not in METHODS:
-        raise UserError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_choice("method", method, METHODS)
     if parts < 1:
         raise UserError(f"parts must be at least 1, got {parts}")
     if edge_index is None or edge_index.shape[1] == 0 or parts == 1 or num_nodes <= parts:

@@ -72,7 +72,8 @@ def fit_seeds(
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
     check = partial(check_together, task, config, tuple(seeds))
-    folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
+    about: dict[str, Any] = {"source": source, "preset": preset}
+    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, **about)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
@@ -95,13 +96,13 @@ def fit_seeds(
 
 def _folder(
     ranks: Ranks,
-    out: str | Path,
-    resume: bool,
     task: Any,
     config: TrainConfig,
-    seeds: Sequence[int],
-    check: Callable[[], Any],
+    check: Callable[[], object],
     *,
+    seeds: Sequence[int],
+    out: str | Path,
+    resume: bool = False,
     partition: str | None = None,
     **about: Any,
 ) -> RunFolder:
@@ -196,27 +197,19 @@ def partition_of(run: str | Path) -> Path | None:
 
 
 def fit_sharded(
-    partition: Partition,
-    config: TrainConfig,
-    *,
-    ranks: Ranks,
-    seeds: Sequence[int],
-    out: str | Path,
-    resume: bool = False,
-    callbacks: Iterable[Callback] = (),
-    preset: str | None = None,
+    partition: Partition, config: TrainConfig, *, ranks: Ranks, callbacks: Iterable[Callback] = (), **run: Any
 ) -> tuple[Summary, Sent]:
     """Train a configuration on a partitioned task from several seeds; all ranks call it together.
 
     Args:
         partition: The partitioned task; each rank reads its own parts.
-        config, ranks, seeds, out, resume, callbacks, preset: As in `fit_seeds`, which also says what is raised.
+        config, ranks, callbacks: As in `fit_seeds`, which also says what is raised.
+        run: `seeds`, `out`, `resume` and `preset`, as in `fit_seeds`.
     """
     given = partition.about["source"]
     task = partition.stand_in(splits=[Split(name, NONE, NONE, NONE) for name in partition.about["splits"]])
-    source = None if given is None else TaskSource.from_dict(given)
-    about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
-    folder = _folder(ranks, out, resume, task, config, seeds, lambda: check_config(partition, config), **about)
+    run |= {"source": None if given is None else TaskSource.from_dict(given), "partition": partition.about["partition"]}
+    folder = _folder(ranks, task, config, partial(check_config, partition, config), **run)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
@@ -250,8 +243,8 @@ def resume_sharded(
 ) -> tuple[Summary, Sent]:
     """Resume a run folder, by any number of ranks; see `fit_sharded`."""
     folder = ranks.first_does(lambda: RunFolder.open(run))
-    given: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True, "callbacks": callbacks}
-    return fit_sharded(partition, folder.config, ranks=ranks, **given)
+    again: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True}
+    return fit_sharded(partition, folder.config, ranks=ranks, callbacks=callbacks, **again)
 
 
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:

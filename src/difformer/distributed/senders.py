@@ -48,7 +48,7 @@ from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
 from difformer.distributed.process_group import Exchange, Ranks, all_reduce
 from difformer.distributed.watch import name_lost_rank
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import GRAPH_NORMS
 from difformer.nn.context import SMALLEST_NORM
 from difformer.sparse import SparseMatrix, add_product
@@ -100,8 +100,7 @@ class ShardedGraph:
 
     def _weights(self, norm: str, dtype: torch.dtype) -> Tensor:
         """s_ij of every edge, as `difformer.graph.Graph.normalised_weights` has them."""
-        if norm not in GRAPH_NORMS:
-            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+        check_choice("graph norm", norm, GRAPH_NORMS)
         given = self.edge_weight
         weight = torch.ones_like(self.source, dtype=dtype) if given is None else given.to(dtype)
         if norm == "none":

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.diffusivity import Diffusivity, as_diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import GRAPH_NORMS
 from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context, Structure, as_structure
 from difformer.nn.inspection import mask_holder, mask_of
-from difformer.nn.protocol import Batch, Edges, Weight, check_choice, check_counts
+from difformer.nn.protocol import Batch, Edges, Weight, check_counts
 
 LARGEST_SOURCE = 1e6  # far beyond any useful β, and far below what overflows a float32
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments, as_segments
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
@@ -123,9 +123,3 @@ def check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if (name, count) != ("in_channels", -1):
             check_count(name, count)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a ValueError that lists the choices if `value` is not one of them."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

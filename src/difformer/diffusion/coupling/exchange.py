@@ -25,10 +25,8 @@ from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.coupling.matrix import Coupling, EdgeCoupling, edge_distances, edge_products
 from difformer.diffusion.pairs import distance_factors, exchange_sums
 from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
-
-METRICS = ("distance", "cosine")
 
 
 class Attention(Coupling):
@@ -48,8 +46,7 @@ class Attention(Coupling):
 
     def _check(self) -> None:
         as_diffusivity(self.diffusivity)
-        if self.metric not in METRICS:
-            raise UserError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
+        check_choice("metric", self.metric, ("distance", "cosine"))
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)

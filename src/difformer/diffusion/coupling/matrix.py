@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -248,8 +248,7 @@ class GraphCoupling(EdgeCoupling):
         if not isinstance(self.graph, Graph):
             got = type(self.graph).__name__
             raise TypeError(f"graph must be a Graph, got {got}; write Graph(edge_index, num_nodes)")
-        if self.weights not in GRAPH_WEIGHTS:
-            raise UserError(f"weights must be one of {', '.join(GRAPH_WEIGHTS)}, got {self.weights!r}")
+        check_choice("weights", self.weights, GRAPH_WEIGHTS)
 
     @property
     def _norm(self) -> str:
