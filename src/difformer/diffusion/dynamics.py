@@ -144,10 +144,7 @@ def solve(
     conservation: str = "degree",
     source: Tensor | None = None,
     source_weight: float | None = None,
-    method: str = "dopri5",
-    rtol: float = 1e-7,
-    atol: float = 1e-9,
-    options: dict[str, Any] | None = None,
+    **solver: Any,
 ) -> Tensor:
     """The continuous flow dz_i/dt = Σ_j s_ij (z_j - z_i) + β h_i, by an adaptive solver of torchdiffeq.
 
@@ -158,10 +155,7 @@ def solve(
         conservation: As for `diffuse`.
         source: H, ``[N, d]``; by default the states at ``times[0]`` if there is a `source_weight`.
         source_weight: β.
-        method: A solver of torchdiffeq.
-        rtol: Relative tolerance of the solver.
-        atol: Absolute tolerance of the solver.
-        options: Further options of the solver.
+        solver: `method`, `rtol` (1e-7 by default), `atol` (1e-9) and `options` of ``torchdiffeq.odeint``.
 
     Returns:
         States at all times, ``[T, N, d]``.
@@ -179,7 +173,7 @@ def solve(
         return flow(states, coupling, conservation=conservation, source=inflow)
 
     times = torch.as_tensor(times, dtype=z.dtype, device=z.device)
-    return odeint(rate, z, times, method=method, rtol=rtol, atol=atol, options=options)
+    return odeint(rate, z, times, **{"method": "dopri5", "rtol": 1e-7, "atol": 1e-9} | solver)
 
 
 def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | None:

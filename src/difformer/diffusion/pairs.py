@@ -12,6 +12,7 @@ on distances. Centring keeps distances and avoids rounding by a common offset.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
@@ -65,11 +66,11 @@ def tiles(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Tensor, Tens
     The weight counts ordered pairs: one in diagonal tiles, two in other tiles, zero for padding.
     """
     for states, mask, _ in centred_graphs(z, batch):
-        parts = list(zip(states.split(BLOCK_SIZE, 1), mask.to(z.dtype).split(BLOCK_SIZE, 1), strict=True))
-        for i, (rows, there) in enumerate(parts):
-            for j, (columns, across) in enumerate(parts[i:]):
-                weight = there.unsqueeze(-1) * across.unsqueeze(-2)
-                yield rows, columns, weight if j == 0 else 2 * weight
+        there, starts = mask.to(z.dtype), range(0, states.shape[1], BLOCK_SIZE)
+        for i, j in combinations_with_replacement(starts, 2):
+            rows, columns = slice(i, i + BLOCK_SIZE), slice(j, j + BLOCK_SIZE)
+            weight = there[:, rows].unsqueeze(-1) * there[:, columns].unsqueeze(-2)
+            yield states[:, rows], states[:, columns], weight if i == j else 2 * weight
 
 
 def pair_sum(z: Tensor, function: Callable[[Tensor], Tensor], *, batch: Batch = None) -> Tensor:

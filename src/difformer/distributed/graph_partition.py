@@ -52,16 +52,9 @@ class Quality:
     balance: float  # nodes of the largest part over N / P; 1 is perfect
     boundary: int  # rows sent each time states are exchanged: pairs of a node and another part that it has an edge into
 
-    @property
-    def share(self) -> float:
-        """Of the edges that are cut."""
-        return self.cut / self.edges if self.edges else 0.0
-
     def describe(self) -> str:
-        return (
-            f"cut: {self.cut:,} of {self.edges:,} edges ({self.share:.1%}); boundary: {self.boundary:,} rows; "
-            f"balance: {self.balance:.3f}"
-        )
+        cut = f"cut: {self.cut:,} of {self.edges:,} edges ({self.cut / max(self.edges, 1):.1%})"
+        return f"{cut}; boundary: {self.boundary:,} rows; balance: {self.balance:.3f}"
 
 
 def partition(

@@ -8,7 +8,6 @@ A collective is counted by what one rank puts on the wire when it is done in the
 
 .. math::
     \text{all-reduce of } n \text{ bytes: } 2 n \frac{P - 1}{P}, \qquad
-    \text{all-gather: } n (P - 1), \qquad
     \text{all-to-all, ring: what goes to other ranks,}
 
 so that P = 1 sends nothing. Kinds:
@@ -147,19 +146,9 @@ class Ranks:
             work = dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
         return Exchange(self, kept, came, [work])
 
-    def gather(self, x: Tensor, kind: str = "metrics") -> Tensor:
-        """``[P, …]``: the `x` of every rank, all of one shape, on every rank."""
-        if self.size == 1:
-            return x.unsqueeze(0)
-        self.traffic.add(kind, x.nbytes * (self.size - 1))
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        with name_lost_rank(self.watch):
-            dist.all_gather(parts, x.contiguous())
-        return torch.stack(parts)
-
     def gather_rows(self, x: Tensor, kind: str = "results") -> Tensor | None:
         """``[Σ n_r, …]``: the rows of all ranks in rank order, on rank 0; None on the others."""
-        counts = self.gather(torch.tensor([x.shape[0]], device=self.device), kind).flatten().tolist()
+        counts = self.gather_objects(x.shape[0])
         sends = [x.shape[0] if rank == 0 else 0 for rank in range(self.size)]
         came = self.exchange(x, sends, counts if self.first else [0] * self.size, kind).wait()
         return came if self.first else None
