@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.diffusion.coupling import AnyCoupling, Coupling, as_coupling
-from difformer.errors import UserError, check_choice
+from difformer.errors import UserError, check_choice, require
 
 Transform = Callable[[Tensor], Tensor]
 Observable = Callable[[Tensor, Tensor], Tensor]
@@ -160,10 +160,7 @@ def solve(
     Returns:
         States at all times, ``[T, N, d]``.
     """
-    try:
-        from torchdiffeq import odeint
-    except ImportError as missing:
-        raise ImportError("solve needs torchdiffeq: pip install 'difformer[ode]'") from missing
+    odeint = require("torchdiffeq", extra="ode", purpose="solve").odeint
     coupling = _checked(z, coupling, 1.0, conservation, source)
     inflow = _inflow(z, source, source_weight)
     if inflow is not None and inflow.shape != z.shape:
@@ -173,7 +170,8 @@ def solve(
         return flow(states, coupling, conservation=conservation, source=inflow)
 
     times = torch.as_tensor(times, dtype=z.dtype, device=z.device)
-    return odeint(rate, z, times, **{"method": "dopri5", "rtol": 1e-7, "atol": 1e-9} | solver)
+    found: Tensor = odeint(rate, z, times, **{"method": "dopri5", "rtol": 1e-7, "atol": 1e-9} | solver)
+    return found
 
 
 def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | None:

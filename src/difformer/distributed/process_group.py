@@ -4,7 +4,7 @@ r"""Processes that train one model: how they find each other, and what they send
 CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything is sent. It compares what the ranks were started
 with (`Ranks.agree`), counts bytes (`Traffic`) and, if another rank dies, says which (`difformer.distributed.watch`).
 
-A collective is counted by what one rank puts on the wire when it is done in the way that needs least of it:
+Traffic is what one rank puts on the wire under the cheapest algorithm:
 
 .. math::
     \text{all-reduce of } n \text{ bytes: } 2 n \frac{P - 1}{P}, \qquad
@@ -82,7 +82,7 @@ class Traffic:
 
 @dataclass
 class Exchange:
-    """Rows on their way; what is sent must stay alive until it has been."""
+    """Rows in transit; what is sent must stay alive until `wait`."""
 
     ranks: Ranks
     kept: Tensor
@@ -90,7 +90,7 @@ class Exchange:
     works: list[Any] = field(default_factory=list)
 
     def wait(self) -> Tensor:
-        """What came."""
+        """The rows that arrived."""
         with name_lost_rank(self.ranks.watch):
             while self.works:  # a finished one would keep the group's threads alive until the interpreter ends
                 self.works.pop().wait()
@@ -132,11 +132,11 @@ class Ranks:
         return self.sum_(x, kind, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on some rank."""
+        """Whether the flag is set on any rank."""
         return bool(self.max_(torch.tensor([int(flag)], device=self.device)).item())
 
     def exchange(self, x: Tensor, sends: Sequence[int], takes: Sequence[int], kind: str) -> Exchange:
-        """Begins to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` gives what came."""
+        """Starts to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` returns what arrived."""
         came = x.new_empty((sum(takes), *x.shape[1:]))
         self.traffic.add(kind, x[:1].nbytes * (sum(sends) - sends[self.rank]))
         if self.size == 1:
@@ -231,7 +231,7 @@ class Ranks:
 
 
 def common(error: Any) -> Any:
-    """An error that all ranks raise: rank 0 reports it."""
+    """Marks an error that all ranks raise, so that only rank 0 reports it."""
     error.of_rank_0 = True
     return error
 
@@ -273,11 +273,11 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         UserError: If there is no such device for this process, or the ranks run different versions.
         RankLostError: From any operation that waits for a rank that has died.
     """
-    rank, size = distributed.rank(), distributed.size()
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if not distributed.under_torchrun():
         yield Ranks(0, 1, place)
         return
+    rank, size = distributed.rank(), int(os.environ["WORLD_SIZE"])
     if place.type == "cuda":
         torch.cuda.set_device(place)
         dist.init_process_group("cuda:nccl", timeout=PATIENCE, device_id=place)

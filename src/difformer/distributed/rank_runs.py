@@ -133,10 +133,9 @@ def _train(
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
     finish: Callable[[], object] = lambda: None,
 ) -> Summary:
-    """Trains the seeds that are not finished; rank 0 locks the folder and calls callbacks.
+    """Trains the unfinished seeds; rank 0 locks the folder, calls callbacks and, at the end, `finish`.
 
-    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; rank 0 calls `finish` when
-    all seeds have ended.
+    `share` returns this rank's part of the unfinished seeds, and a function that trains and saves one.
     """
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
@@ -248,7 +247,7 @@ def resume_sharded(
 
 
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
-    """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
+    """The most that any rank sent, by kind; `at_first` was sent before the first seed."""
     epochs = max(1, record.epochs)
     whole = [count + (at_first[kind] if kind in ONCE else 0) for kind, count in bytes_sent.items()]
     counts = torch.tensor(whole, dtype=torch.float64, device=ranks.device)
@@ -292,9 +291,9 @@ def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Te
 
 
 def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shard, problem: str) -> None:
-    """Everything of a seed that has ended, ``result.json`` last; all ranks call it together.
+    """Writes the files of a finished seed, ``result.json`` last; all ranks call it together.
 
-    Rank 0 writes what a single process writes. If outputs are too many to be gathered, every rank writes its own:
+    Rank 0 writes what a single process writes. If there are too many outputs to gather, every rank writes its own:
     ``predictions-00003.npz`` has ``nodes``, ``outputs``, ``prediction`` and ``target`` of the rows of rank 3.
     """
     ranks = shard.rows.ranks

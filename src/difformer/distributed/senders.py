@@ -79,11 +79,11 @@ class Plan:
         return sum(self.takes)
 
     def fetch(self, z: Tensor, kind: str = "boundary") -> Exchange:
-        """Begins to bring the halo rows of ``z [n, …]``."""
+        """Starts to fetch the halo rows of ``z [n, …]``."""
         return self.ranks.exchange(z.index_select(0, self.send_rows), self.sends, self.takes, kind)
 
     def give_back(self, halo: Tensor) -> Exchange:
-        """Begins to bring what others have for the rows that this rank sent, in the order of `send_rows`."""
+        """Starts to fetch what other ranks have for the rows that this rank sent, in the order of `send_rows`."""
         return self.ranks.exchange(halo, self.takes, self.sends, "boundary")
 
 
@@ -202,7 +202,7 @@ def ring(q: Tensor, k: Tensor, v: Tensor, key: str, sizes: tuple[int, ...], rank
 
 
 def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
-    """A block on its way to the next rank, and one of `rows` rows on its way from the one before."""
+    """Starts to send a block to the next rank, and to receive one of `rows` rows from the previous rank."""
     came = block.new_empty(rows, *block.shape[1:])
     ranks.traffic.add("ring", block.nbytes)
     after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
@@ -214,7 +214,7 @@ def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
 
 
 def _rounds(ranks: Ranks, block: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The owner of each block that comes by, own first, and the block ``[rows, …]``."""
+    """The blocks ``[rows, …]`` of all ranks with their owners, this rank's own first."""
     for s in range(ranks.size):
         last = s == ranks.size - 1
         hop = None if last else _hop(ranks, block, sizes[(ranks.rank - s - 1) % ranks.size])

@@ -177,7 +177,7 @@ def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segment
 
 @dataclass(frozen=True)
 class Stored:
-    """A population that was summarised before: the rows of a call, perhaps never seen, receive from it and do not send.
+    """A population that was summarised beforehand: rows of a call, perhaps unseen, receive from it and do not send.
 
     Args:
         summary: Of the population; None if a layer has no senders (identity, or no diffusivity).
@@ -229,7 +229,7 @@ def store(
         weight: ``[n]`` how often each sender counts; None for once.
         observed: Whether rows will receive along observed edges, so that the senders' values must be kept.
         size: Rows processed at a time; None for all at once.
-        device: Where they are processed; None for where they are. What has N rows stays where `states` are.
+        device: Where chunks are processed; None for the device of `states`, where everything of n rows stays.
         tol: Relative error allowed in g, see `difformer.attention.summarise`; None for exact sums.
     """
     place = states.device if device is None else torch.device(device)

@@ -132,7 +132,7 @@ class DIFFormerConv(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._score = None if self.diffusivity is None else score_key(self.diffusivity)  # keys are those of a process
+        self._score = None if self.diffusivity is None else score_key(self.diffusivity)  # a key is valid in one process
 
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
@@ -173,7 +173,7 @@ class DIFFormerConv(nn.Module):
             key = self.query if self.key is None else self.key
             return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
-            q = k = v.expand(-1, self.num_heads, -1)  # constant: no pair is looked at
+            q = k = v.expand(-1, self.num_heads, -1)  # constant: only their number matters
         else:
             q, k = self.queries_and_keys(z, context)
         # By the key of its score: older compilers cannot pass the object.

@@ -25,12 +25,7 @@ from difformer.nn.pretrained import Pretrained
 from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS: dict[str, Any] = {"relu": torch.relu, "elu": functional.elu, "gelu": functional.gelu, "tanh": torch.tanh}
 
 
 class DIFFormer(Pretrained):

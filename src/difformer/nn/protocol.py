@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -104,16 +104,9 @@ def check_range(x: Features) -> None:
         raise UserError(f"{found}; standardise the features")
 
 
-def check_count(name: str, count: int, least: int = 1, *, optional: bool = False) -> None:
-    """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small.
-
-    With `optional`, the message says that None is possible too.
-    """
-    try:
-        enough = operator.index(count) >= least
-    except TypeError:
-        enough = False
-    if not enough:
+def check_count(name: str, count: object, least: int = 1, *, optional: bool = False) -> None:
+    """Raises a UserError if `count` is no integer or too small; with `optional` it says that None is possible too."""
+    if not isinstance(count, Integral) or int(count) < least:
         or_none = ", or None" if optional else ""
         raise UserError(f"{name} must be an integer of at least {least}{or_none}, got {count!r}")
 
