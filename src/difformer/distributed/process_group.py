@@ -136,7 +136,7 @@ class Ranks:
         return bool(self.max_(torch.tensor([int(flag)], device=self.device)).item())
 
     def exchange(self, x: Tensor, sends: Sequence[int], takes: Sequence[int], kind: str) -> Exchange:
-        """Starts to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` returns what arrived."""
+        """Starts to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` returns what came."""
         came = x.new_empty((sum(takes), *x.shape[1:]))
         self.traffic.add(kind, x[:1].nbytes * (sum(sends) - sends[self.rank]))
         if self.size == 1:

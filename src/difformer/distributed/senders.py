@@ -210,7 +210,7 @@ def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
     ops = [dist.P2POp(dist.isend, block, after)] if block.numel() else []
     ops += [dist.P2POp(dist.irecv, came, before)] if came.numel() else []
     with name_lost_rank(ranks.watch):
-        return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else ())
+        return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else [])
 
 
 def _rounds(ranks: Ranks, block: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

@@ -121,16 +121,56 @@ class DIFFormer(Pretrained):
         self.output = nn.Linear(hidden_channels, out_channels)
         self._clear_bias()
 
-    def _clear_bias(self) -> None:
-        if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
-            nn.init.zeros_(self.input.bias)
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
+        *,
+        context: Context | Sequence[Context] | None = None,
+    ) -> Tensor:
+        """Outputs ``[N, out_channels]``.
 
-    def reset_parameters(self) -> None:
-        """Draws all parameters again."""
-        for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-        self._clear_bias()
+        Args:
+            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
+                ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
+                are ``[T, N, out_channels]``.
+            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read; sorted
+                and normalised once per object.
+            edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
+            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
+            context: How layers sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and
+                `batch`: one for all layers, or one per layer.
+        """
+        return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
+
+    def embed(
+        self, x: Features, *edges_and_batch: Any, context: Context | Sequence[Context] | None = None, **named: Any
+    ) -> Tensor:
+        """Final states Z^L, ``[N, hidden_channels]``; the arguments are those of `forward`."""
+        rows, structure = self._prepare(x, *edges_and_batch, **named)
+        if context is None:
+            context = structure
+        elif any(given is not None for given in (*edges_and_batch, *named.values())):
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
+        contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
+        if len(contexts) != len(self.layers):
+            raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
+        for z in self._states(rows, contexts):
+            final = z
+        return final if x.dim() == 2 else final.unflatten(0, x.shape[:2])
+
+    def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
+        z = source = self.encode(x)
+        yield z
+        advance: Callable[..., Tensor] = self.advance
+        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
+            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
+            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
+        for k, context in enumerate(contexts):
+            z = advance(k, z, source, context=context)
+            yield z
 
     def encode(self, x: Features) -> Tensor:
         """Z⁰ = dropout(ReLU(LayerNorm(X W_I + b_I))); a bag of words stays sparse."""
@@ -158,16 +198,9 @@ class DIFFormer(Pretrained):
         z = norm(z)
         return drop.apply(z if self.activation is None else ACTIVATIONS[self.activation](z))
 
-    def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
-        z = source = self.encode(x)
-        yield z
-        advance: Callable[..., Tensor] = self.advance
-        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
-            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
-            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
-        for k, context in enumerate(contexts):
-            z = advance(k, z, source, context=context)
-            yield z
+    def decode(self, states: Tensor) -> Tensor:
+        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
+        return self.output(states)
 
     def _prepare(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
@@ -195,50 +228,6 @@ class DIFFormer(Pretrained):
             raise UserError("a series [T, N, F] is a batch of T snapshots already, so batch must be left out")
         count, nodes = x.shape[:2]
         return x.flatten(0, 1), snapshots(count, nodes, edge_index, edge_weight, x.device)
-
-    def embed(
-        self, x: Features, *edges_and_batch: Any, context: Context | Sequence[Context] | None = None, **named: Any
-    ) -> Tensor:
-        """Final states Z^L, ``[N, hidden_channels]``; the arguments are those of `forward`."""
-        rows, structure = self._prepare(x, *edges_and_batch, **named)
-        if context is None:
-            context = structure
-        elif any(given is not None for given in (*edges_and_batch, *named.values())):
-            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
-        contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
-        if len(contexts) != len(self.layers):
-            raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
-        for z in self._states(rows, contexts):
-            final = z
-        return final if x.dim() == 2 else final.unflatten(0, x.shape[:2])
-
-    def decode(self, states: Tensor) -> Tensor:
-        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
-        return self.output(states)
-
-    def forward(
-        self,
-        x: Features,
-        edge_index: Edges = None,
-        edge_weight: Weight = None,
-        batch: Batch = None,
-        *,
-        context: Context | Sequence[Context] | None = None,
-    ) -> Tensor:
-        """Outputs ``[N, out_channels]``.
-
-        Args:
-            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
-                ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
-                are ``[T, N, out_channels]``.
-            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read; sorted
-                and normalised once per object.
-            edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
-            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
-            context: How layers sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and
-                `batch`: one for all layers, or one per layer.
-        """
-        return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def trajectory(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
@@ -301,3 +290,14 @@ class DIFFormer(Pretrained):
         finally:
             for module in in_training:
                 module.training = True
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters again."""
+        for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        self._clear_bias()
+
+    def _clear_bias(self) -> None:
+        if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
+            nn.init.zeros_(self.input.bias)

@@ -163,12 +163,8 @@ def certificate_summary(certificates: Iterable[Certificate]) -> str:
     found = list(certificates)
     covered = [one for one in found if one.condition_met]
     proven, open_ = ([one for one in covered if one.proved is kind] for kind in (True, False))
-    parts = [
-        f"{sum(one.holds for one in proven)} of {len(proven)} proven statements hold"
-        if proven
-        else "No proven statement was checked"
-    ]
-    measured = sum(one.holds for one in open_)
+    proofs = f"{sum(one.holds for one in proven)} of {len(proven)} proven statements hold"
+    parts, measured = [proofs if proven else "No proven statement was checked"], sum(one.holds for one in open_)
     if measured:
         parts.append(f"{measured} {'is' if measured == 1 else 'are'} measured only, without a proof")
     if failed := len(open_) - measured:

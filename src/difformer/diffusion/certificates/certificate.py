@@ -15,6 +15,7 @@ from torch import Tensor
 from difformer.errors import UserError
 
 TOLERANCE = 1e-9
+SLACK = 1 + 1e-9  # for the rounding of step sizes such as 2/λ₁ and of distances of 4
 ROUNDING = 1e-5  # TOLERANCE × ROUNDING = 1e-14 is the precision of sums of magnitude one
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
+from difformer.diffusion.certificates.certificate import SLACK, Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
 from difformer.diffusion.coupling.matrix import edge_distances
 from difformer.diffusion.dynamics import diffuse, flow
@@ -31,7 +31,6 @@ from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diff
 from difformer.errors import UserError
 from difformer.graph import Graph
 
-SLACK = 1 + 1e-9
 DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels for all states
 
 AnyAttention = AllPairAttention | EdgeAttention

@@ -23,15 +23,13 @@ import torch
 from torch import Tensor
 
 from difformer.attention.segments import Segments
-from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
+from difformer.diffusion.certificates.certificate import SLACK, Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AnyCoupling, Coupling, GraphCoupling, as_coupling
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, normalised_dirichlet_energy, smoothness
 from difformer.diffusion.spectrum import Laplacian, component_labels, laplacian_spectrum, stable_step_size
 from difformer.errors import UserError
 from difformer.graph import Graph
-
-SLACK = 1 + 1e-9  # tolerance for the rounding of λ₁ in step sizes such as 2/λ₁
 
 
 @dataclass(frozen=True)
