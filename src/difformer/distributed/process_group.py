@@ -302,11 +302,9 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
 
 def _device(device: str, local_rank: int, local_size: int) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        device = "cuda" if count >= local_size else "cpu"
-    if device == "cpu":
+    if device == "cpu" or (device == "auto" and count < local_size):
         return torch.device("cpu")
-    if device == "cuda" and local_rank < count:
+    if device in ("auto", "cuda") and local_rank < count:
         return torch.device("cuda", local_rank)
     raise UserError(
         f"device must be auto, cpu or cuda under torchrun (each process takes its own GPU), got {device!r} for "

@@ -141,6 +141,7 @@ def is_symmetric(row: Tensor, column: Tensor, value: Tensor, num_nodes: int) -> 
     return bool((gap.abs() <= 1e-6 * scale).all())
 
 
+@dataclass(frozen=True, eq=False)
 class Identity(SparseCoupling):
     """S = I: no exchange. With a transformation and an activation this is an MLP."""
 
@@ -158,9 +159,6 @@ class Identity(SparseCoupling):
 
     def balance(self, z: Tensor) -> Tensor:
         return z.new_ones(z.shape[0])
-
-    def __repr__(self) -> str:
-        return "Identity()"
 
 
 @dataclass(frozen=True, eq=False)
