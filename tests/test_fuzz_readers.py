@@ -279,7 +279,7 @@ def read_partition(folder: Path) -> None:
         part = found.read(number)
         assert part.y.shape[0] == found.sizes[number]
         assert len(part.names) in (0, found.sizes[number])
-    _ = found.quality.share
+    _ = found.quality.describe()
 
 
 QUESTION = Question("mlp", Space("small", {"learning_rate": (0.01, 0.02)}, {"epochs": 1, "hidden_channels": 4}), runs=1)

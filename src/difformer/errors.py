@@ -133,6 +133,12 @@ def _is_slip(typed: str, name: str) -> bool:
     return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises a UserError that lists the choices if `value` is not one of them."""
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
 def listed(names: Sequence[str], most: int = 8) -> str:
     """The first names in quotes, for messages."""
     return ", ".join(map(repr, names[:most])) + (", …" if len(names) > most else "")

@@ -17,6 +17,7 @@ from difformer.diffusion import (
     Mix,
     as_coupling,
     as_diffusivity,
+    pairs,
 )
 from difformer.diffusion.coupling import GRAPH_WEIGHTS, make_coupling
 from difformer.diffusion.pairs import distance_factors, exchange_sums, largest_squared_distance, pair_sum
@@ -154,19 +155,20 @@ def test_a_graph_in_a_batch_gets_the_same_answer_as_alone(diffusivity, normalise
 def test_pairs_are_summed_the_same_in_tiles_of_any_size(seed, nodes, size, place):
     z = states(nodes, seed, where=place)
     u = ((z.unsqueeze(1) - z) ** 2).sum(-1)
-    # A state's distance to itself is rounded to some 1e-16, whose root is 1e-8; what is smooth is held to all digits.
-    torch.testing.assert_close(pair_sum(z, lambda u: u.sqrt(), block_size=size), u.sqrt().sum(), rtol=1e-7, atol=1e-6)
-    close(pair_sum(z, lambda u: u / (1 + u), block_size=size), (u / (1 + u)).sum())
-    assert largest_squared_distance(z, block_size=size) == pytest.approx(float(u.max()), abs=1e-12)
-    sums = exchange_sums(*distance_factors(z), CAUCHY, block_size=size)
-    close(sums, CAUCHY.f(u).sum(1))
     batch = torch.arange(nodes) % 3
     inside = batch.unsqueeze(1) == batch
-    close(pair_sum(z, lambda u: u.cos(), batch=batch, block_size=size), (u.cos() * inside).sum())
-    assert largest_squared_distance(z, batch=batch, block_size=size) == pytest.approx(
-        float((u * inside).max()), abs=1e-12
-    )
-    close(exchange_sums(*distance_factors(z), CAUCHY, batch=batch, block_size=size), (CAUCHY.f(u) * inside).sum(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "BLOCK_SIZE", size)
+        # A state's distance to itself is rounded to some 1e-16, whose root is 1e-8; what is smooth is held to all
+        # digits.
+        torch.testing.assert_close(pair_sum(z, lambda u: u.sqrt()), u.sqrt().sum(), rtol=1e-7, atol=1e-6)
+        close(pair_sum(z, lambda u: u / (1 + u)), (u / (1 + u)).sum())
+        assert largest_squared_distance(z) == pytest.approx(float(u.max()), abs=1e-12)
+        close(exchange_sums(*distance_factors(z), CAUCHY), CAUCHY.f(u).sum(1))
+        close(pair_sum(z, lambda u: u.cos(), batch=batch), (u.cos() * inside).sum())
+        farthest = float((u * inside).max())
+        assert largest_squared_distance(z, batch=batch) == pytest.approx(farthest, abs=1e-12)
+        close(exchange_sums(*distance_factors(z), CAUCHY, batch=batch), (CAUCHY.f(u) * inside).sum(1))
 
 
 def test_a_common_offset_does_not_lose_precision():

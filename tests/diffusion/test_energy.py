@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import column, path_graph
+from problems import path_graph
 from random_systems import DIFFUSIVITY_NAMES, diffusivities, graphs, places, random_graph, seeds, states
 
 from difformer.diffusion import (
@@ -17,10 +17,12 @@ from difformer.diffusion import (
     dirichlet_energy,
     effective_rank,
     mixture,
+    pairs,
     penalty,
     smoothness,
     surrogate_energy,
 )
+from difformer.diffusion import energy as energies
 from difformer.diffusion.energy import nonnegative, normalised_dirichlet_energy
 
 
@@ -37,10 +39,12 @@ def distances(z):
 def test_the_penalty_is_the_sum_over_all_ordered_pairs(seed, nodes, name, place, size):
     z = states(nodes, seed, where=place)
     delta = as_diffusivity(name, channels=z.shape[1]).delta
-    close(penalty(name, block_size=size)(z), delta(distances(z)).sum())
     batch = torch.arange(nodes) % 2
     inside = batch.unsqueeze(1) == batch
-    close(penalty(name, batch=batch, block_size=size)(z), (delta(distances(z)) * inside).sum())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "BLOCK_SIZE", size)
+        close(penalty(name)(z), delta(distances(z)).sum())
+        close(penalty(name, batch=batch)(z), (delta(distances(z)) * inside).sum())
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -69,10 +73,11 @@ def test_penalties_of_many_states_need_no_matrix_of_all_pairs():
 
 
 @pytest.mark.parametrize("name", [*DIFFUSIVITY_NAMES, "mine"])
-def test_the_gradient_of_the_penalty_is_four_times_the_exchange(name):
+def test_the_gradient_of_the_penalty_is_four_times_the_exchange(name, monkeypatch):
+    monkeypatch.setattr(pairs, "BLOCK_SIZE", 4)
     diffusivity = Diffusivity("mine", f=lambda u: 1 / (1 + u)) if name == "mine" else as_diffusivity(name, channels=3)
     z = states(11, 0, channels=3, where="ball").requires_grad_()
-    (gradient,) = torch.autograd.grad(penalty(diffusivity, block_size=4)(z), z)
+    (gradient,) = torch.autograd.grad(penalty(diffusivity)(z), z)
     omega = diffusivity.f(distances(z.detach()))
     close(gradient, 4 * (omega.sum(1, keepdim=True) * z.detach() - omega @ z.detach()), 1e-8)
 
@@ -168,10 +173,12 @@ def test_the_surrogate_lies_above_and_touches(seed, nodes, name, place, size):
     energy = Energy(penalty(name), 0.4)(z, previous)
     omega = torch.rand(nodes, nodes, dtype=torch.float64) * 2
     slack = 1e-10 * (1 + abs(float(energy)))
-    assert surrogate_energy(z, previous, omega, name, weight=0.4, block_size=size) >= energy - slack
-    assert surrogate_energy(z, previous, None, name, weight=0.4, block_size=size) >= energy - slack
     touching = as_diffusivity(name, channels=z.shape[1]).f(distances(z))
-    close(surrogate_energy(z, previous, touching, name, weight=0.4, block_size=size), energy, 1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(energies, "BLOCK_SIZE", size)
+        assert surrogate_energy(z, previous, omega, name, weight=0.4) >= energy - slack
+        assert surrogate_energy(z, previous, None, name, weight=0.4) >= energy - slack
+        close(surrogate_energy(z, previous, touching, name, weight=0.4), energy, 1e-9)
 
 
 def test_negative_variational_parameters_are_refused():
@@ -183,5 +190,3 @@ def test_negative_variational_parameters_are_refused():
 def test_a_penalty_runs_over_edges_or_over_a_batch():
     with pytest.raises(ValueError, match="pass one of the two"):
         penalty("simple", graph=path_graph(3), batch=torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="block_size must be a positive number of rows, got 0"):
-        penalty("sigmoid", block_size=0)(column(1.0, 2.0))

@@ -182,16 +182,6 @@ def test_bad_options_are_explained(options, complaint):
         DIFFormer(**{"in_channels": 7, "hidden_channels": 6, "out_channels": 3} | options)
 
 
-def test_features_that_are_not_finite_are_found():
-    from difformer.nn import check_finite
-
-    x = torch.ones(4, 3)
-    check_finite(x)
-    x[2, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"x holds 1 entries that are not finite, the first at x\[2, 1\] = nan"):
-        check_finite(x)
-
-
 def test_an_array_of_numpy_is_refused_in_words():
     with pytest.raises(TypeError, match=r"x must be a torch tensor \[N, 4\], got ndarray"):
         DIFFormer(4, 8, 2)(np.zeros((3, 4)))

@@ -1,4 +1,3 @@
-import importlib
 import threading
 
 import numpy as np
@@ -298,7 +297,7 @@ def test_a_compiled_model_draws_by_the_key():
 @pytest.mark.parametrize("word", [-1, 0])
 def test_uniform_numbers_never_reach_their_ends(dtype, word, monkeypatch):
     words = torch.full((3, 2), word, dtype=torch.int32)
-    monkeypatch.setattr(importlib.import_module("difformer.nn.dropout"), "_words", lambda *given: words)
+    monkeypatch.setattr(dropout_key, "_words", lambda *given: words)
     u = uniform((3, 2), dtype=dtype)
     assert bool(((u > 0) & (u < 1)).all())
 

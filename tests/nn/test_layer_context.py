@@ -136,6 +136,8 @@ def test_a_model_takes_one_context_or_one_per_layer():
     with pytest.raises(ValueError, match="context says who sends"):
         model(x, graph(), context=contexts)
     with pytest.raises(ValueError, match="context says who sends"):
+        model.embed(x, batch=torch.zeros(N, dtype=torch.long), context=contexts)
+    with pytest.raises(ValueError, match="context says who sends"):
         model.layers[0](torch.randn(N, 6).double(), graph(), context=contexts[0])
 
 

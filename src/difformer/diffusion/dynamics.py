@@ -28,13 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from difformer.diffusion.coupling import AnyCoupling, Coupling, as_coupling
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice, require
 
 Transform = Callable[[Tensor], Tensor]
 Observable = Callable[[Tensor, Tensor], Tensor]
-
-CONSERVATIONS = ("degree", "unit", "none")
-COUPLING_AT = ("transformed", "input")
 
 
 class Diffused(NamedTuple):
@@ -110,10 +107,8 @@ def diffuse(  # type: ignore[misc]
     coupling = _checked(z, coupling, step_size, conservation, source)
     if steps < 0:
         raise UserError(f"steps must be a number of steps, 0 or more, got {steps!r}")
-    if coupling_at not in COUPLING_AT:
-        raise UserError(f"coupling_at must be one of {', '.join(COUPLING_AT)}, got {coupling_at!r}")
-    if save not in ("last", "all"):
-        raise UserError(f"save must be 'last' or 'all', got {save!r}")
+    check_choice("coupling_at", coupling_at, ("transformed", "input"))
+    check_choice("save", save, ("last", "all"))
     inflow = _inflow(z, source, source_weight)
     saved, energies = [z], []
     for h in _transforms(transform, steps):
@@ -149,10 +144,7 @@ def solve(
     conservation: str = "degree",
     source: Tensor | None = None,
     source_weight: float | None = None,
-    method: str = "dopri5",
-    rtol: float = 1e-7,
-    atol: float = 1e-9,
-    options: dict[str, Any] | None = None,
+    **solver: Any,
 ) -> Tensor:
     """The continuous flow dz_i/dt = Σ_j s_ij (z_j - z_i) + β h_i, by an adaptive solver of torchdiffeq.
 
@@ -163,18 +155,12 @@ def solve(
         conservation: As for `diffuse`.
         source: H, ``[N, d]``; by default the states at ``times[0]`` if there is a `source_weight`.
         source_weight: β.
-        method: A solver of torchdiffeq.
-        rtol: Relative tolerance of the solver.
-        atol: Absolute tolerance of the solver.
-        options: Further options of the solver.
+        solver: `method`, `rtol` (1e-7 by default), `atol` (1e-9) and `options` of ``torchdiffeq.odeint``.
 
     Returns:
         States at all times, ``[T, N, d]``.
     """
-    try:
-        from torchdiffeq import odeint
-    except ImportError as missing:
-        raise ImportError("solve needs torchdiffeq: pip install 'difformer[ode]'") from missing
+    odeint = require("torchdiffeq", extra="ode", purpose="solve").odeint
     coupling = _checked(z, coupling, 1.0, conservation, source)
     inflow = _inflow(z, source, source_weight)
     if inflow is not None and inflow.shape != z.shape:
@@ -184,7 +170,8 @@ def solve(
         return flow(states, coupling, conservation=conservation, source=inflow)
 
     times = torch.as_tensor(times, dtype=z.dtype, device=z.device)
-    return odeint(rate, z, times, method=method, rtol=rtol, atol=atol, options=options)
+    found: Tensor = odeint(rate, z, times, **{"method": "dopri5", "rtol": 1e-7, "atol": 1e-9} | solver)
+    return found
 
 
 def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | None:
@@ -206,8 +193,7 @@ def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -
 def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, source: Tensor | None) -> Coupling:
     if z.dim() != 2 or not z.is_floating_point():
         raise UserError(f"z must be floating-point states [N, d], got {z.dtype} {tuple(z.shape)}")
-    if conservation not in CONSERVATIONS:
-        raise UserError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
+    check_choice("conservation", conservation, ("degree", "unit", "none"))
     if not 0 < step_size < float("inf"):
         raise UserError(f"step_size must be positive and finite, got {step_size!r}")
     if source is not None and (not isinstance(source, Tensor) or source.dim() != 2 or source.shape[0] != z.shape[0]):

@@ -58,16 +58,13 @@ def smoothness(coupling: AnyCoupling) -> Regulariser:
     return as_coupling(coupling).variation
 
 
-def penalty(
-    diffusivity: str | Diffusivity, *, graph: Graph | None = None, batch: Batch = None, block_size: int = BLOCK_SIZE
-) -> Regulariser:
+def penalty(diffusivity: str | Diffusivity, *, graph: Graph | None = None, batch: Batch = None) -> Regulariser:
     """R(Z) = Σ δ(||z_i - z_j||²) over all pairs, or over the weighted edges of a graph.
 
     Args:
         diffusivity: A name or a `Diffusivity`.
         graph: Sum over its edges instead of all pairs.
         batch: The graph of each state; only pairs within a graph count.
-        block_size: Largest number of rows and columns per tile.
     """
     if graph is not None and batch is not None:
         raise UserError("penalty runs over the edges of a graph or over the pairs of a batch: pass one of the two")
@@ -75,22 +72,20 @@ def penalty(
     def regulariser(z: Tensor) -> Tensor:
         chosen = as_diffusivity(diffusivity, channels=z.shape[1])
         if graph is None:
-            return penalty_sum(z, chosen, batch=batch, block_size=block_size)
+            return penalty_sum(z, chosen, batch=batch)
         source, target = graph.edge_index
         return (graph.weights(z.dtype) * chosen.delta(edge_distances(z, target, source))).sum()
 
     return regulariser
 
 
-def mixture(
-    diffusivity: str | Diffusivity, coupling: AnyCoupling, *, graph_scale: float = 1.0, block_size: int = BLOCK_SIZE
-) -> Regulariser:
+def mixture(diffusivity: str | Diffusivity, coupling: AnyCoupling, *, graph_scale: float = 1.0) -> Regulariser:
     """R(Z) = ½ Σ_ij δ(||z_i - z_j||²) + κ/2 Σ_ij ã_ij ||z_i - z_j||²: latent pairs and observed edges.
 
     κ is the paper's "re-scaling factor on the adjacency matrix": rows of the attention are normalised, those of the
     graph are not.
     """
-    latent, observed = penalty(diffusivity, block_size=block_size), smoothness(coupling)
+    latent, observed = penalty(diffusivity), smoothness(coupling)
     return lambda z: (latent(z) + graph_scale * observed(z)) / 2
 
 
@@ -193,35 +188,24 @@ def concave_conjugate(omega: Tensor, diffusivity: Diffusivity) -> Tensor:
 
 
 def surrogate_energy(
-    z: Tensor,
-    previous: Tensor,
-    omega: Tensor | Callable[[slice], Tensor] | None,
-    diffusivity: str | Diffusivity,
-    *,
-    weight: float = 1.0,
-    block_size: int = BLOCK_SIZE,
+    z: Tensor, previous: Tensor, omega: Tensor | None, diffusivity: str | Diffusivity, *, weight: float = 1.0
 ) -> Tensor:
     """Ẽ(Z, k; Ω), summed over blocks of rows.
 
     Args:
         z: States Z, ``[N, d]``, with squared distances of at most 4.
         previous: States Z^(k), ``[N, d]``.
-        omega: Ω ≥ 0: a dense ``[N, N]`` tensor; a function that returns the rows of a slice; or None for the exchange
-            of the diffusion, f(||z^(k)_i - z^(k)_j||²).
+        omega: Ω ≥ 0, ``[N, N]``, or None for the exchange of the diffusion, f(||z^(k)_i - z^(k)_j||²).
         diffusivity: A name or a `Diffusivity`.
         weight: λ.
-        block_size: Number of rows per block.
     """
     chosen = as_diffusivity(diffusivity, channels=z.shape[1])
     centred, anchored = z - z.mean(0), previous - previous.mean(0)
     total = ((z - previous) ** 2).sum()
     rounding = 64 * torch.finfo(z.dtype).eps * float(chosen.f(z.new_zeros(1)))
-    for start in range(0, z.shape[0], block_size):
-        rows = slice(start, start + block_size)
-        if omega is None:
-            parameters = chosen.f(squared_distances(anchored[rows], anchored))
-        else:
-            parameters = omega(rows) if callable(omega) else omega[rows]
+    for start in range(0, z.shape[0], BLOCK_SIZE):
+        rows = slice(start, start + BLOCK_SIZE)
+        parameters = chosen.f(squared_distances(anchored[rows], anchored)) if omega is None else omega[rows]
         # By rounding, squared distances of opposite unit states may exceed 4, where f is negative.
         if (parameters < -rounding).any():
             raise UserError(f"omega must be ≥ 0, got {parameters.min().item():.3g}")

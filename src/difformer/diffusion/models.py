@@ -42,7 +42,7 @@ from torch.nn import functional
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Identity, Mix
 from difformer.diffusion.dynamics import diffuse
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 
 Options = dict[str, Any]
@@ -125,7 +125,6 @@ def propagate_labels(
     graph: Graph,
     *,
     known: Tensor | None = None,
-    num_classes: int | None = None,
     steps: int = 50,
     alpha: float = 0.9,
     weights: str = "gcn",
@@ -135,10 +134,9 @@ def propagate_labels(
     """Spreads known labels over a graph.
 
     Args:
-        y: Labels: classes ``[N]`` (negative if unknown), or scores ``[N, C]``.
+        y: Labels: classes ``[N]`` (negative if unknown; C is the largest plus one), or scores ``[N, C]``.
         graph: The graph.
         known: The nodes with known labels, as a mask ``[N]`` or indices; by default all with non-negative labels.
-        num_classes: C; by default the largest class plus one.
         steps: Number of steps.
         alpha: Share of the neighbours; the rest is the known label.
         weights: Weights of the graph, as for `GraphCoupling`.
@@ -153,9 +151,8 @@ def propagate_labels(
         raise UserError(f"y must be [N] or [N, C] with N = {graph.num_nodes}, got {tuple(y.shape)}")
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
-    if clamp not in CLAMPS:
-        raise UserError(f"clamp must be one of {', '.join(CLAMPS)}, got {clamp!r}")
-    start, fixed = _known_scores(y, known, num_classes)
+    check_choice("clamp", clamp, CLAMPS)
+    start, fixed = _known_scores(y, known)
 
     def clamped(scores: Tensor) -> Tensor:
         if clamp == "labels":
@@ -166,7 +163,7 @@ def propagate_labels(
     return diffuse(start, steps=steps, save=save, **options)
 
 
-def _known_scores(y: Tensor, known: Tensor | None, num_classes: int | None) -> tuple[Tensor, Tensor]:
+def _known_scores(y: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
     """Y⁰ ``[N, C]`` and the mask ``[N]`` of its known rows."""
     mask = torch.ones(y.shape[0], dtype=torch.bool, device=y.device)
     if known is not None:
@@ -177,9 +174,6 @@ def _known_scores(y: Tensor, known: Tensor | None, num_classes: int | None) -> t
     if y.is_floating_point():
         raise UserError(f"y must hold classes as integers, or scores [N, C]; got {y.dtype} {tuple(y.shape)}")
     mask = mask & (y >= 0)
-    largest = int(y.max()) if y.numel() else -1
-    classes = max(1, largest + 1) if num_classes is None else num_classes
-    if largest >= classes:
-        raise UserError(f"num_classes is {classes}, but y holds class {largest}")
-    one_hot = functional.one_hot(torch.where(mask, y, 0), classes).to(torch.get_default_dtype())
+    classes = int(y.max()) + 1 if y.numel() else 1
+    one_hot = functional.one_hot(torch.where(mask, y, 0), max(classes, 1)).to(torch.get_default_dtype())
     return torch.where(mask.unsqueeze(1), one_hot, 0.0), mask

@@ -12,6 +12,8 @@ on distances. Centring keeps distances and avoids rounding by a common offset.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import combinations_with_replacement
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from difformer.errors import UserError
 
 Batch = Tensor | Segments | None
 
-BLOCK_SIZE = 2048  # rows and columns per tile: 32 MiB in double precision
+BLOCK_SIZE = 2048  # most rows and columns of a graph per tile: 32 MiB in double precision
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -58,51 +60,41 @@ def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Ten
         yield (padded - mean) * block.mask.unsqueeze(-1), block.mask, block.sizes
 
 
-def tiles(z: Tensor, batch: Batch = None, *, block_size: int = BLOCK_SIZE) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def tiles(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """All unordered pairs of tiles within a graph: ``(rows [B, n, d], columns [B, m, d], weight [B, n, m])``.
 
     The weight counts ordered pairs: one in diagonal tiles, two in other tiles, zero for padding.
     """
-    if block_size < 1:
-        raise UserError(f"block_size must be a positive number of rows, got {block_size!r}")
     for states, mask, _ in centred_graphs(z, batch):
-        size = min(block_size, states.shape[1])
-        together = max(1, block_size**2 // size**2)
-        for part, there in zip(states.split(together), mask.to(z.dtype).split(together), strict=True):
-            for i in range(0, part.shape[1], size):
-                for j in range(i, part.shape[1], size):
-                    rows, columns = slice(i, i + size), slice(j, j + size)
-                    weight = there[:, rows].unsqueeze(-1) * there[:, columns].unsqueeze(-2)
-                    yield part[:, rows], part[:, columns], weight if i == j else 2 * weight
+        there, starts = mask.to(z.dtype), range(0, states.shape[1], BLOCK_SIZE)
+        for i, j in combinations_with_replacement(starts, 2):
+            rows, columns = slice(i, i + BLOCK_SIZE), slice(j, j + BLOCK_SIZE)
+            weight = there[:, rows].unsqueeze(-1) * there[:, columns].unsqueeze(-2)
+            yield states[:, rows], states[:, columns], weight if i == j else 2 * weight
 
 
-def pair_sum(
-    z: Tensor, function: Callable[[Tensor], Tensor], *, batch: Batch = None, block_size: int = BLOCK_SIZE
-) -> Tensor:
+def pair_sum(z: Tensor, function: Callable[[Tensor], Tensor], *, batch: Batch = None) -> Tensor:
     """Σ_ij function(||z_i - z_j||²) over all ordered pairs of a graph, in O(N² d) time and the memory of one tile."""
 
     def part(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
         return (function(squared_distances(rows, columns)) * weight).sum(dtype=torch.float64)
 
     total = z.new_zeros((), dtype=torch.float64)
-    for tile in tiles(z, batch, block_size=block_size):
+    for tile in tiles(z, batch):
         # Tiles are recomputed in the backward pass.
         differentiable = torch.is_grad_enabled() and z.requires_grad
         total = total + (checkpoint(part, *tile, use_reentrant=False) if differentiable else part(*tile))
     return total.to(z.dtype)
 
 
-def largest_squared_distance(z: Tensor, *, batch: Batch = None, block_size: int = BLOCK_SIZE) -> float:
+@torch.no_grad()
+def largest_squared_distance(z: Tensor, *, batch: Batch = None) -> float:
     """max_ij ||z_i - z_j||² within a graph."""
-    with torch.no_grad():
-        parts = (
-            (squared_distances(rows, columns) * weight.sign()).max().item()
-            for rows, columns, weight in tiles(z, batch, block_size=block_size)
-        )
-        return max(parts, default=0.0)
+    parts = (squared_distances(rows, columns) * weight.sign() for rows, columns, weight in tiles(z, batch))
+    return max((part.max().item() for part in parts), default=0.0)
 
 
-def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, block_size: int = BLOCK_SIZE) -> Tensor:
+def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None) -> Tensor:
     """Σ_ij δ(||z_i - z_j||²); in O(N d²) for `simple` and `constant`.
 
     For centred states with squared norms n_i, Σ u = 2NΣn and Σ u² = 2NΣn² + 2(Σn)² + 4||ZᵀZ||².
@@ -110,7 +102,7 @@ def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, blo
     if diffusivity is IDENTITY:
         return (0 * z).sum()
     if diffusivity is not SIMPLE and diffusivity is not CONSTANT:
-        return pair_sum(z, diffusivity.delta, batch=batch, block_size=block_size)
+        return pair_sum(z, diffusivity.delta, batch=batch)
     total = z.new_zeros((), dtype=torch.float64)
     for states, _, sizes in centred_graphs(z, batch):
         wide = states.double()
@@ -123,31 +115,25 @@ def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, blo
     return total.to(z.dtype)
 
 
-def exchange_sums(
-    q: Tensor, k: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, block_size: int = BLOCK_SIZE
-) -> Tensor:
+def exchange_sums(q: Tensor, k: Tensor, diffusivity: Diffusivity, *, batch: Batch = None) -> Tensor:
     """Row sums ``[N]`` of the exchange g(q_iᵀk_j) within each graph; ones for the identity."""
     if diffusivity is IDENTITY:
         return q.new_ones(q.shape[0])
     sums = q.new_zeros(1, q.shape[0])
     for block in _graphs(q, batch).blocks:
-        block.put(sums, _padded_sums(block.pad(q), block.pad(k), block.mask, diffusivity, block_size))
+        block.put(sums, _padded_sums(block.pad(q), block.pad(k), block.mask.to(q.dtype), diffusivity))
     return sums.squeeze(0)
 
 
-def _padded_sums(q: Tensor, k: Tensor, mask: Tensor, diffusivity: Diffusivity, block_size: int) -> Tensor:
-    there = mask.to(q.dtype)
+def _padded_sums(q: Tensor, k: Tensor, there: Tensor, diffusivity: Diffusivity) -> Tensor:
     count = there.sum(1, keepdim=True)
     if diffusivity is CONSTANT:
         return count * there
     if diffusivity is SIMPLE:
         return count + (q @ k.sum(1).unsqueeze(-1)).squeeze(-1)
-    together = max(1, block_size**2 // min(block_size, max(1, q.shape[1])) ** 2)
-    sums = []
-    for some_q, some_k, here in zip(q.split(together), k.split(together), there.split(together), strict=True):
-        rows = []
-        for tile in some_q.split(block_size, 1):
-            columns = zip(some_k.split(block_size, 1), here.split(block_size, 1), strict=True)
-            rows.append(sum((diffusivity.g(tile @ keys.mT) @ on.unsqueeze(-1)).squeeze(-1) for keys, on in columns))
-        sums.append(torch.cat(rows, 1))
-    return torch.cat(sums)
+    columns = list(zip(k.split(BLOCK_SIZE, 1), there.split(BLOCK_SIZE, 1), strict=True))
+
+    def row_sums(tile: Tensor) -> Any:
+        return sum((diffusivity.g(tile @ keys.mT) @ on.unsqueeze(-1)).squeeze(-1) for keys, on in columns)
+
+    return torch.cat([row_sums(tile) for tile in q.split(BLOCK_SIZE, 1)], 1)

@@ -30,6 +30,7 @@ from difformer.diffusion.coupling import AllPairAttention, AnyCoupling, Coupling
 from difformer.errors import UserError
 
 DENSE = 512
+RESIDUAL = 1e-6  # of the mode of μ, relative to μ; the error of μ is of the order of its square
 MOST_RESTARTS = 1000  # of ARPACK, before the largest eigenvalue is bounded instead
 
 Vector = Any  # a numpy array [N] of doubles
@@ -63,12 +64,7 @@ class Spectrum:
 
 
 def laplacian_spectrum(
-    coupling: AnyCoupling,
-    z: Tensor | None = None,
-    *,
-    conservation: str = "degree",
-    tolerance: float = 1e-6,
-    max_iterations: int = 20_000,
+    coupling: AnyCoupling, z: Tensor | None = None, *, conservation: str = "degree", max_iterations: int = 20_000
 ) -> Spectrum:
     """λ₁, μ and the number of zero eigenvalues of D̃ - S (or of I - S).
 
@@ -76,7 +72,6 @@ def laplacian_spectrum(
         coupling: Symmetric, or row-normalised from a symmetric exchange.
         z: States at which the coupling is computed; not needed for a constant coupling.
         conservation: ``"degree"`` for D̃ - S, ``"unit"`` for I - S.
-        tolerance: Residual of the mode of μ, relative to μ. The error of μ is of the order of its square.
         max_iterations: Largest number of products with S to compute μ.
 
     Raises:
@@ -84,7 +79,7 @@ def laplacian_spectrum(
         RuntimeError: If `max_iterations` do not resolve μ (long chains have a μ of the order of 1/N²).
     """
     laplacian = Laplacian.of(*_prepared(coupling, z, conservation), conservation)
-    largest, gap = laplacian.largest(), laplacian.smallest(tolerance, max_iterations)
+    largest, gap = laplacian.largest(), laplacian.smallest(max_iterations)
     if gap is not None and gap < 0:
         raise UserError(_GROWS.format(gap))
     return Spectrum(largest, gap, laplacian.null)
@@ -228,7 +223,7 @@ class Laplacian:
         start = np.random.default_rng(0).standard_normal(self.size)
         return eigsh(operator, k=1, which=which, v0=start, **options)
 
-    def smallest(self, tolerance: float, max_iterations: int) -> float | None:
+    def smallest(self, max_iterations: int) -> float | None:
         """The smallest eigenvalue outside the null space."""
         if self.null == self.size:
             return None
@@ -237,13 +232,13 @@ class Laplacian:
             # If every component has a fixed point, negative values are rounding, see `least`.
             grows = self.null < np.unique(self.labels).size and values[0] < -1e-9 * abs(values[-1])
             return float(values[0] if grows else values[self.null])
-        return _lanczos_smallest(self.apply, self.project, self.size, tolerance, max_iterations)
+        return self._lanczos_smallest(max_iterations)
 
-    def solve(self, h: Vector, *, tolerance: float = 1e-13) -> Vector:
-        """Δ⁺h by conjugate gradients."""
+    def solve(self, h: Vector) -> Vector:
+        """Δ⁺h by conjugate gradients, to 13 digits."""
         residual = self.project(h)
         x, direction, size = np.zeros_like(residual), residual, float(residual @ residual)
-        goal = tolerance**2 * size
+        goal = 1e-13**2 * size
         for _ in range(20 * self.size):
             if size <= goal:
                 return x
@@ -257,6 +252,33 @@ class Laplacian:
     def _eigenvalues(self) -> Vector:
         assert self.matrix is not None  # there is one up to DENSE nodes
         return np.linalg.eigvalsh(self.matrix.toarray())
+
+    def _lanczos_smallest(self, max_iterations: int) -> float:
+        """The smallest eigenvalue on the complement of the null space."""
+        current = self.project(np.random.default_rng(1).standard_normal(self.size))
+        current /= np.linalg.norm(current)
+        before, beta = np.zeros(self.size), 0.0
+        diagonal: list[float] = []
+        beside: list[float] = []
+        value, residual, look = math.nan, math.inf, 16
+        for iteration in range(1, max_iterations + 1):
+            after = self.apply(current)
+            diagonal.append(float(current @ after))
+            after = self.project(after - diagonal[-1] * current - beta * before)
+            beta = float(np.linalg.norm(after))
+            exhausted = beta <= 1e-14 * max(map(abs, (diagonal[-1], diagonal[0])))
+            if iteration >= look or exhausted or iteration == max_iterations:
+                values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(0, 0))
+                value, residual = float(values[0]), beta * abs(float(vectors[-1, 0]))
+                if exhausted or residual <= RESIDUAL * abs(value):
+                    return value
+                look = iteration + max(8, iteration // 8)
+            beside.append(beta)
+            before, current = current, after / beta
+        raise RuntimeError(
+            f"the smallest non-zero eigenvalue is not resolved after {max_iterations} products with S: it is at most "
+            f"{value:.4g}, with residual {residual:.2g}; raise max_iterations"
+        )
 
 
 def component_labels(coupling: Coupling, z: Tensor) -> Tensor:
@@ -319,37 +341,3 @@ def _principal(laplacian: Any, known: Vector, labels: Vector) -> Vector:
             vector = eigsh(part, k=1, which="SA", v0=start, tol=1e-13)[1][:, 0]
         found[nodes] = np.abs(vector)
     return found
-
-
-def _lanczos_smallest(
-    apply: Callable[[Vector], Vector],
-    project: Callable[[Vector], Vector],
-    size: int,
-    tolerance: float,
-    max_iterations: int,
-) -> float:
-    """The smallest eigenvalue of an operator on the complement of its null space."""
-    current = project(np.random.default_rng(1).standard_normal(size))
-    current /= np.linalg.norm(current)
-    before, beta = np.zeros(size), 0.0
-    diagonal: list[float] = []
-    beside: list[float] = []
-    value, residual, look = math.nan, math.inf, 16
-    for iteration in range(1, max_iterations + 1):
-        after = apply(current)
-        diagonal.append(float(current @ after))
-        after = project(after - diagonal[-1] * current - beta * before)
-        beta = float(np.linalg.norm(after))
-        exhausted = beta <= 1e-14 * max(map(abs, (diagonal[-1], diagonal[0])))
-        if iteration >= look or exhausted or iteration == max_iterations:
-            values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(0, 0))
-            value, residual = float(values[0]), beta * abs(float(vectors[-1, 0]))
-            if exhausted or residual <= tolerance * abs(value):
-                return value
-            look = iteration + max(8, iteration // 8)
-        beside.append(beta)
-        before, current = current, after / beta
-    raise RuntimeError(
-        f"the smallest non-zero eigenvalue is not resolved after {max_iterations} products with S: it is at most "
-        f"{value:.4g}, with residual {residual:.2g}; raise max_iterations or tolerance"
-    )

@@ -50,8 +50,3 @@ def under_torchrun() -> bool:
 def rank() -> int:
     """This process's number in its group; 0 without a group."""
     return int(os.environ["RANK"]) if under_torchrun() else 0
-
-
-def size() -> int:
-    """Number of processes of the group; 1 without a group."""
-    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.sparse_features import take_rows
-from difformer.errors import UserError, require
+from difformer.errors import UserError, check_choice, require
 
 METHODS = ("auto", "metis", "stream")
 SLACK = 0.03
@@ -52,16 +52,9 @@ class Quality:
     balance: float  # nodes of the largest part over N / P; 1 is perfect
     boundary: int  # rows sent each time states are exchanged: pairs of a node and another part that it has an edge into
 
-    @property
-    def share(self) -> float:
-        """Of the edges that are cut."""
-        return self.cut / self.edges if self.edges else 0.0
-
     def describe(self) -> str:
-        return (
-            f"cut: {self.cut:,} of {self.edges:,} edges ({self.share:.1%}); boundary: {self.boundary:,} rows; "
-            f"balance: {self.balance:.3f}"
-        )
+        cut = f"cut: {self.cut:,} of {self.edges:,} edges ({self.cut / max(self.edges, 1):.1%})"
+        return f"{cut}; boundary: {self.boundary:,} rows; balance: {self.balance:.3f}"
 
 
 def partition(
@@ -80,8 +73,7 @@ def partition(
         ValueError: If there are fewer than one part, or the method is unknown.
         ImportError: If METIS is asked for and not installed.
     """
-    if method not in METHODS:
-        raise UserError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_choice("method", method, METHODS)
     if parts < 1:
         raise UserError(f"parts must be at least 1, got {parts}")
     if edge_index is None or edge_index.shape[1] == 0 or parts == 1 or num_nodes <= parts:

@@ -295,7 +295,7 @@ class Partition:
         return Quality(**{name: self.about["quality"][name] for name in _FORM["quality"]})
 
     def stand_in(self, y: Tensor = NONE, splits: Sequence[Split] = (), names: Sequence[str] = ()) -> Any:
-        """What a model and a run folder ask of a task: facts, targets and splits, but neither features nor edges."""
+        """What a model and a run folder need from a task: facts, targets and splits, but neither features nor edges."""
         about, given = self.about, self.about["preprocessing"]
         return SimpleNamespace(
             **{name: about[name] for name in (*FACTS, "num_nodes")} | {"class_names": tuple(about["class_names"])},

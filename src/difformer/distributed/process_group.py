@@ -4,11 +4,10 @@ r"""Processes that train one model: how they find each other, and what they send
 CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything is sent. It compares what the ranks were started
 with (`Ranks.agree`), counts bytes (`Traffic`) and, if another rank dies, says which (`difformer.distributed.watch`).
 
-A collective is counted by what one rank puts on the wire when it is done in the way that needs least of it:
+Traffic is what one rank puts on the wire under the cheapest algorithm:
 
 .. math::
     \text{all-reduce of } n \text{ bytes: } 2 n \frac{P - 1}{P}, \qquad
-    \text{all-gather: } n (P - 1), \qquad
     \text{all-to-all, ring: what goes to other ranks,}
 
 so that P = 1 sends nothing. Kinds:
@@ -83,7 +82,7 @@ class Traffic:
 
 @dataclass
 class Exchange:
-    """Rows on their way; what is sent must stay alive until it has been."""
+    """Rows in transit; what is sent must stay alive until `wait`."""
 
     ranks: Ranks
     kept: Tensor
@@ -91,7 +90,7 @@ class Exchange:
     works: list[Any] = field(default_factory=list)
 
     def wait(self) -> Tensor:
-        """What came."""
+        """The rows that arrived."""
         with name_lost_rank(self.ranks.watch):
             while self.works:  # a finished one would keep the group's threads alive until the interpreter ends
                 self.works.pop().wait()
@@ -133,11 +132,11 @@ class Ranks:
         return self.sum_(x, kind, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on some rank."""
+        """Whether the flag is set on any rank."""
         return bool(self.max_(torch.tensor([int(flag)], device=self.device)).item())
 
     def exchange(self, x: Tensor, sends: Sequence[int], takes: Sequence[int], kind: str) -> Exchange:
-        """Begins to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` gives what came."""
+        """Starts to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` returns what came."""
         came = x.new_empty((sum(takes), *x.shape[1:]))
         self.traffic.add(kind, x[:1].nbytes * (sum(sends) - sends[self.rank]))
         if self.size == 1:
@@ -147,19 +146,9 @@ class Ranks:
             work = dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
         return Exchange(self, kept, came, [work])
 
-    def gather(self, x: Tensor, kind: str = "metrics") -> Tensor:
-        """``[P, …]``: the `x` of every rank, all of one shape, on every rank."""
-        if self.size == 1:
-            return x.unsqueeze(0)
-        self.traffic.add(kind, x.nbytes * (self.size - 1))
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        with name_lost_rank(self.watch):
-            dist.all_gather(parts, x.contiguous())
-        return torch.stack(parts)
-
     def gather_rows(self, x: Tensor, kind: str = "results") -> Tensor | None:
         """``[Σ n_r, …]``: the rows of all ranks in rank order, on rank 0; None on the others."""
-        counts = self.gather(torch.tensor([x.shape[0]], device=self.device), kind).flatten().tolist()
+        counts = self.gather_objects(x.shape[0])
         sends = [x.shape[0] if rank == 0 else 0 for rank in range(self.size)]
         came = self.exchange(x, sends, counts if self.first else [0] * self.size, kind).wait()
         return came if self.first else None
@@ -242,7 +231,7 @@ class Ranks:
 
 
 def common(error: Any) -> Any:
-    """An error that all ranks raise: rank 0 reports it."""
+    """Marks an error that all ranks raise, so that only rank 0 reports it."""
     error.of_rank_0 = True
     return error
 
@@ -284,11 +273,11 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         UserError: If there is no such device for this process, or the ranks run different versions.
         RankLostError: From any operation that waits for a rank that has died.
     """
-    rank, size = distributed.rank(), distributed.size()
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if not distributed.under_torchrun():
         yield Ranks(0, 1, place)
         return
+    rank, size = distributed.rank(), int(os.environ["WORLD_SIZE"])
     if place.type == "cuda":
         torch.cuda.set_device(place)
         dist.init_process_group("cuda:nccl", timeout=PATIENCE, device_id=place)
@@ -313,11 +302,9 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
 
 def _device(device: str, local_rank: int, local_size: int) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        device = "cuda" if count >= local_size else "cpu"
-    if device == "cpu":
+    if device == "cpu" or (device == "auto" and count < local_size):
         return torch.device("cpu")
-    if device == "cuda" and local_rank < count:
+    if device in ("auto", "cuda") and local_rank < count:
         return torch.device("cuda", local_rank)
     raise UserError(
         f"device must be auto, cpu or cuda under torchrun (each process takes its own GPU), got {device!r} for "

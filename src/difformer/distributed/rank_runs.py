@@ -72,7 +72,8 @@ def fit_seeds(
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
     check = partial(check_together, task, config, tuple(seeds))
-    folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
+    about: dict[str, Any] = {"source": source, "preset": preset}
+    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, **about)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
@@ -95,13 +96,13 @@ def fit_seeds(
 
 def _folder(
     ranks: Ranks,
-    out: str | Path,
-    resume: bool,
     task: Any,
     config: TrainConfig,
-    seeds: Sequence[int],
-    check: Callable[[], Any],
+    check: Callable[[], object],
     *,
+    seeds: Sequence[int],
+    out: str | Path,
+    resume: bool = False,
     partition: str | None = None,
     **about: Any,
 ) -> RunFolder:
@@ -132,10 +133,9 @@ def _train(
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
     finish: Callable[[], object] = lambda: None,
 ) -> Summary:
-    """Trains the seeds that are not finished; rank 0 locks the folder and calls callbacks.
+    """Trains the unfinished seeds; rank 0 locks the folder, calls callbacks and, at the end, `finish`.
 
-    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; rank 0 calls `finish` when
-    all seeds have ended.
+    `share` returns this rank's part of the unfinished seeds, and a function that trains and saves one.
     """
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
@@ -196,27 +196,19 @@ def partition_of(run: str | Path) -> Path | None:
 
 
 def fit_sharded(
-    partition: Partition,
-    config: TrainConfig,
-    *,
-    ranks: Ranks,
-    seeds: Sequence[int],
-    out: str | Path,
-    resume: bool = False,
-    callbacks: Iterable[Callback] = (),
-    preset: str | None = None,
+    partition: Partition, config: TrainConfig, *, ranks: Ranks, callbacks: Iterable[Callback] = (), **run: Any
 ) -> tuple[Summary, Sent]:
     """Train a configuration on a partitioned task from several seeds; all ranks call it together.
 
     Args:
         partition: The partitioned task; each rank reads its own parts.
-        config, ranks, seeds, out, resume, callbacks, preset: As in `fit_seeds`, which also says what is raised.
+        config, ranks, callbacks: As in `fit_seeds`, which also says what is raised.
+        run: `seeds`, `out`, `resume` and `preset`, as in `fit_seeds`.
     """
     given = partition.about["source"]
     task = partition.stand_in(splits=[Split(name, NONE, NONE, NONE) for name in partition.about["splits"]])
-    source = None if given is None else TaskSource.from_dict(given)
-    about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
-    folder = _folder(ranks, out, resume, task, config, seeds, lambda: check_config(partition, config), **about)
+    run |= {"source": None if given is None else TaskSource.from_dict(given), "partition": partition.about["partition"]}
+    folder = _folder(ranks, task, config, partial(check_config, partition, config), **run)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
@@ -250,12 +242,12 @@ def resume_sharded(
 ) -> tuple[Summary, Sent]:
     """Resume a run folder, by any number of ranks; see `fit_sharded`."""
     folder = ranks.first_does(lambda: RunFolder.open(run))
-    given: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True, "callbacks": callbacks}
-    return fit_sharded(partition, folder.config, ranks=ranks, **given)
+    again: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True}
+    return fit_sharded(partition, folder.config, ranks=ranks, callbacks=callbacks, **again)
 
 
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
-    """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
+    """The most that any rank sent, by kind; `at_first` was sent before the first seed."""
     epochs = max(1, record.epochs)
     whole = [count + (at_first[kind] if kind in ONCE else 0) for kind, count in bytes_sent.items()]
     counts = torch.tensor(whole, dtype=torch.float64, device=ranks.device)
@@ -299,9 +291,9 @@ def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Te
 
 
 def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shard, problem: str) -> None:
-    """Everything of a seed that has ended, ``result.json`` last; all ranks call it together.
+    """Writes the files of a finished seed, ``result.json`` last; all ranks call it together.
 
-    Rank 0 writes what a single process writes. If outputs are too many to be gathered, every rank writes its own:
+    Rank 0 writes what a single process writes. If there are too many outputs to gather, every rank writes its own:
     ``predictions-00003.npz`` has ``nodes``, ``outputs``, ``prediction`` and ``target`` of the rows of rank 3.
     """
     ranks = shard.rows.ranks

@@ -48,7 +48,7 @@ from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
 from difformer.distributed.process_group import Exchange, Ranks, all_reduce
 from difformer.distributed.watch import name_lost_rank
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import GRAPH_NORMS
 from difformer.nn.context import SMALLEST_NORM
 from difformer.sparse import SparseMatrix, add_product
@@ -79,11 +79,11 @@ class Plan:
         return sum(self.takes)
 
     def fetch(self, z: Tensor, kind: str = "boundary") -> Exchange:
-        """Begins to bring the halo rows of ``z [n, …]``."""
+        """Starts to fetch the halo rows of ``z [n, …]``."""
         return self.ranks.exchange(z.index_select(0, self.send_rows), self.sends, self.takes, kind)
 
     def give_back(self, halo: Tensor) -> Exchange:
-        """Begins to bring what others have for the rows that this rank sent, in the order of `send_rows`."""
+        """Starts to fetch what other ranks have for the rows that this rank sent, in the order of `send_rows`."""
         return self.ranks.exchange(halo, self.takes, self.sends, "boundary")
 
 
@@ -100,8 +100,7 @@ class ShardedGraph:
 
     def _weights(self, norm: str, dtype: torch.dtype) -> Tensor:
         """s_ij of every edge, as `difformer.graph.Graph.normalised_weights` has them."""
-        if norm not in GRAPH_NORMS:
-            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+        check_choice("graph norm", norm, GRAPH_NORMS)
         given = self.edge_weight
         weight = torch.ones_like(self.source, dtype=dtype) if given is None else given.to(dtype)
         if norm == "none":
@@ -203,7 +202,7 @@ def ring(q: Tensor, k: Tensor, v: Tensor, key: str, sizes: tuple[int, ...], rank
 
 
 def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
-    """A block on its way to the next rank, and one of `rows` rows on its way from the one before."""
+    """Starts to send a block to the next rank, and to receive one of `rows` rows from the previous rank."""
     came = block.new_empty(rows, *block.shape[1:])
     ranks.traffic.add("ring", block.nbytes)
     after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
@@ -211,11 +210,11 @@ def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
     ops = [dist.P2POp(dist.isend, block, after)] if block.numel() else []
     ops += [dist.P2POp(dist.irecv, came, before)] if came.numel() else []
     with name_lost_rank(ranks.watch):
-        return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else ())
+        return Exchange(ranks, block, came, dist.batch_isend_irecv(ops) if ops else [])
 
 
 def _rounds(ranks: Ranks, block: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """The owner of each block that comes by, own first, and the block ``[rows, …]``."""
+    """The blocks ``[rows, …]`` of all ranks with their owners, this rank's own first."""
     for s in range(ranks.size):
         last = s == ranks.size - 1
         hop = None if last else _hop(ranks, block, sizes[(ranks.rank - s - 1) % ranks.size])

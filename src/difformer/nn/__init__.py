@@ -4,7 +4,7 @@ from difformer.graph import Graph
 from difformer.nn.conv import DIFFormerConv
 from difformer.nn.difformer import DIFFormer
 from difformer.nn.pretrained import PretrainedError
-from difformer.nn.protocol import GraphLevel, Model, check_finite, readout
+from difformer.nn.protocol import GraphLevel, Model, readout
 from difformer.sparse import SparseMatrix
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "Model",
     "PretrainedError",
     "SparseMatrix",
-    "check_finite",
     "readout",
 ]

@@ -158,15 +158,16 @@ def snapshots(count: int, num_nodes: int, edge_index: Edges, edge_weight: Weight
     if edge_index is None:
         return as_structure(count * num_nodes, None, edge_weight, segments)
     graph = as_graph(edge_index, num_nodes, edge_weight)
-    work = functools.partial(_copies, graph.edge_index, graph.edge_weight, num_nodes, count)
-    copies = _COPIES.of(graph, (count, graph.version()), work) if graph.is_kept else work()
-    return as_structure(count * num_nodes, copies, None, segments)
 
+    def copies() -> Graph:
+        index, weight = graph.edge_index, graph.edge_weight
+        shift = num_nodes * torch.arange(count, device=index.device).repeat_interleave(index.shape[1])
+        return Graph(
+            index.repeat(1, count) + shift, count * num_nodes, None if weight is None else weight.repeat(count)
+        )
 
-def _copies(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, count: int) -> Graph:
-    shift = num_nodes * torch.arange(count, device=edge_index.device).repeat_interleave(edge_index.shape[1])
-    weight = None if edge_weight is None else edge_weight.repeat(count)
-    return Graph(edge_index.repeat(1, count) + shift, count * num_nodes, weight)
+    known = _COPIES.of(graph, (count, graph.version()), copies) if graph.is_kept else copies()
+    return as_structure(count * num_nodes, known, None, segments)
 
 
 @functools.lru_cache(maxsize=8)
@@ -176,7 +177,7 @@ def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segment
 
 @dataclass(frozen=True)
 class Stored:
-    """A population that was summarised before: the rows of a call, perhaps never seen, receive from it and do not send.
+    """A population that was summarised beforehand: rows of a call, perhaps unseen, receive from it and do not send.
 
     Args:
         summary: Of the population; None if a layer has no senders (identity, or no diffusivity).
@@ -228,7 +229,7 @@ def store(
         weight: ``[n]`` how often each sender counts; None for once.
         observed: Whether rows will receive along observed edges, so that the senders' values must be kept.
         size: Rows processed at a time; None for all at once.
-        device: Where they are processed; None for where they are. What has N rows stays where `states` are.
+        device: Where chunks are processed; None for the device of `states`, where everything of n rows stays.
         tol: Relative error allowed in g, see `difformer.attention.summarise`; None for exact sums.
     """
     place = states.device if device is None else torch.device(device)

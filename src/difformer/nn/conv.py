@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.diffusivity import Diffusivity, as_diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import GRAPH_NORMS
 from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context, Structure, as_structure
 from difformer.nn.inspection import mask_holder, mask_of
-from difformer.nn.protocol import Batch, Edges, Weight, check_choice, check_counts
+from difformer.nn.protocol import Batch, Edges, Weight, check_counts
 
 LARGEST_SOURCE = 1e6  # far beyond any useful β, and far below what overflows a float32
 
@@ -99,97 +99,6 @@ class DIFFormerConv(nn.Module):
         self.value = linear_map(in_channels, width) if transform else None
         self.set_in_channels(in_channels)
 
-    def set_in_channels(self, in_channels: int) -> None:
-        """Gives the layer its input size and its initial values; if it is -1, the first forward pass will."""
-        if in_channels not in (-1, self.out_channels) and (self.residual or self.value is None):
-            sizes = f"in_channels {in_channels} and out_channels {self.out_channels}"
-            advice = "to change the size, set residual=False and keep transform=True"
-            raise UserError(f"{sizes} must be equal with residual=True or transform=False; {advice}")
-        self.in_channels = in_channels
-        if in_channels == -1:
-            return
-        for layer in (self.query, self.key, self.value):
-            give_size(layer, in_channels)
-        if self.initialisation == "identity" and type(self.value) is nn.Linear:  # W = I + 0.1 W₀, b = 0
-            with torch.no_grad():
-                self.value.weight.mul_(0.1).view(self.num_heads, -1, in_channels).diagonal(dim1=1, dim2=2).add_(1)
-                self.value.bias.zero_()
-
-    def reset_parameters(self) -> None:
-        """Draws all parameters again."""
-        for layer in (self.query, self.key, self.value):
-            if layer is not None and hasattr(layer, "reset_parameters"):
-                layer.reset_parameters()
-        self.set_in_channels(self.in_channels)
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """As in `nn.Module`, and the module on which explainers of PyTorch Geometric set their edge masks."""
-        yield from super().named_modules(memo, prefix, remove_duplicate)
-        if (holder := mask_holder(self)) is not None:
-            yield f"{prefix}.edge_mask" if prefix else "edge_mask", holder
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._score = None if self.diffusivity is None else score_key(self.diffusivity)  # keys are those of a process
-
-    def extra_repr(self) -> str:
-        name = None if self.diffusivity is None else self.diffusivity.name
-        graph = "added" if self.graph_weight is None else f"mixed in with weight {float(self.graph_weight):g}"
-        heads = f"num_heads={self.num_heads}"
-        return f"{self.in_channels}, {self.out_channels}, {heads}, diffusivity={name}, graph term {graph}"
-
-    def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
-        """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
-        q, k = self._queries_and_keys(z)
-        if self.qk_norm == "none":
-            return q, k
-        if self.qk_norm == "row":
-            scaled = unit_rows(q)
-            return scaled, scaled if k is q else unit_rows(k)
-        query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
-        scaled = (q / query_norm).to(q.dtype)
-        return scaled, scaled if k is q else (k / key_norm).to(k.dtype)
-
-    def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if self.query is None:
-            raise UserError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
-        shape = (z.shape[0], self.num_heads, self.out_channels)
-        q = self.query(z).view(shape)
-        return q, q if self.key is None else self.key(z).view(shape)
-
-    def values(self, z: Tensor) -> Tensor:
-        """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
-        if self.value is None:
-            return z.unsqueeze(1)
-        return self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
-
-    def latent(self, z: Tensor, v: Tensor, context: Context) -> Tensor:
-        """Mean over heads of the all-pair term, ``[N, out_channels]``."""
-        if self.diffusivity is None or self.form == "identity":
-            return over_heads(v)
-        if self.query is not None and why_not_gram(self, z, context) is None:
-            key = self.query if self.key is None else self.key
-            return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
-        if self.query is None:
-            q = k = v.expand(-1, self.num_heads, -1)  # constant: no pair is looked at
-        else:
-            q, k = self.queries_and_keys(z, context)
-        # By the key of its score: older compilers cannot pass the object.
-        return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
-
-    def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
-        """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
-        added = self.graph_weight is None and self.diffusivity is not None
-        with_edges = latent + observed if added and observed is not None else observed
-        without = latent if added else own
-        if with_edges is None:
-            p = without
-        else:
-            p = with_edges if has_edges is None else torch.where(has_edges, with_edges, without)
-        return p if self.graph_weight is None or self.diffusivity is None else _between(latent, p, self.graph_weight)
-
     def forward(
         self,
         z: Tensor,
@@ -233,6 +142,96 @@ class DIFFormerConv(nn.Module):
         step = _between(z, p, self.step_size) if self.residual else p
         return step if source is None else step + self.step_size * self.source_weight * source
 
+    def latent(self, z: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Mean over heads of the all-pair term, ``[N, out_channels]``."""
+        if self.diffusivity is None or self.form == "identity":
+            return over_heads(v)
+        if self.query is not None and why_not_gram(self, z, context) is None:
+            key = self.query if self.key is None else self.key
+            return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
+        if self.query is None:
+            q = k = v.expand(-1, self.num_heads, -1)  # constant: only their number matters
+        else:
+            q, k = self.queries_and_keys(z, context)
+        # By the key of its score: older compilers cannot pass the object.
+        return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
+
+    def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
+        """P̄ from both terms; in a graph without edges each node's own value stands for the observed one."""
+        if self.graph_weight is None and self.diffusivity is not None:  # added; without edges nothing is observed
+            return latent if observed is None else latent + observed
+        if observed is None:
+            observed = own
+        elif has_edges is not None:
+            observed = torch.where(has_edges, observed, own)
+        return observed if self.diffusivity is None else _between(latent, observed, self.graph_weight)
+
+    def values(self, z: Tensor) -> Tensor:
+        """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
+        if self.value is None:
+            return z.unsqueeze(1)
+        return self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
+
+    def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
+        """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
+        q, k = self._queries_and_keys(z)
+        if self.qk_norm == "none":
+            return q, k
+        if self.qk_norm == "row":
+            scaled = unit_rows(q)
+            return scaled, scaled if k is q else unit_rows(k)
+        query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
+        scaled = (q / query_norm).to(q.dtype)
+        return scaled, scaled if k is q else (k / key_norm).to(k.dtype)
+
+    def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query is None:
+            raise UserError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
+        shape = (z.shape[0], self.num_heads, self.out_channels)
+        q = self.query(z).view(shape)
+        return q, q if self.key is None else self.key(z).view(shape)
+
+    def set_in_channels(self, in_channels: int) -> None:
+        """Gives the layer its input size and its initial values; if it is -1, the first forward pass will."""
+        if in_channels not in (-1, self.out_channels) and (self.residual or self.value is None):
+            sizes = f"in_channels {in_channels} and out_channels {self.out_channels}"
+            advice = "to change the size, set residual=False and keep transform=True"
+            raise UserError(f"{sizes} must be equal with residual=True or transform=False; {advice}")
+        self.in_channels = in_channels
+        if in_channels == -1:
+            return
+        for layer in (self.query, self.key, self.value):
+            give_size(layer, in_channels)
+        if self.initialisation == "identity" and type(self.value) is nn.Linear:  # W = I + 0.1 W₀, b = 0
+            with torch.no_grad():
+                self.value.weight.mul_(0.1).view(self.num_heads, -1, in_channels).diagonal(dim1=1, dim2=2).add_(1)
+                self.value.bias.zero_()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters again."""
+        for layer in (self.query, self.key, self.value):
+            if layer is not None and hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+        self.set_in_channels(self.in_channels)
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """As in `nn.Module`, and the module on which explainers of PyTorch Geometric set their edge masks."""
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        if (holder := mask_holder(self)) is not None:
+            yield f"{prefix}.edge_mask" if prefix else "edge_mask", holder
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._score = None if self.diffusivity is None else score_key(self.diffusivity)  # a key is valid in one process
+
+    def extra_repr(self) -> str:
+        name = None if self.diffusivity is None else self.diffusivity.name
+        graph = "added" if self.graph_weight is None else f"mixed in with weight {float(self.graph_weight):g}"
+        heads = f"num_heads={self.num_heads}"
+        return f"{self.in_channels}, {self.out_channels}, {heads}, diffusivity={name}, graph term {graph}"
+
 
 def linear_map(in_channels: int, out_channels: int) -> nn.Linear:
     """`nn.Linear`; with -1 input channels a lazy one, which becomes `nn.Linear` at its first input."""
@@ -250,8 +249,8 @@ def give_size(layer: nn.Module | None, in_channels: int) -> None:
         layer(torch.empty(0, in_channels, dtype=layer.weight.dtype, device=layer.weight.device))
 
 
-def _between(start: Tensor, end: Tensor, weight: float) -> Tensor:
-    """(1 - w) start + w end, in the type of `start`."""
+def _between(start: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """(1 - w) start + w end, in the type of `start`; in stacked runs w is a tensor."""
     end = end.to(start.dtype)
     if torch.compiler.is_compiling():  # with dynamic=True the weight is a symbol, for which inductor has no lerp
         return start + weight * (end - start)

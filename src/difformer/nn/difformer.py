@@ -25,12 +25,7 @@ from difformer.nn.pretrained import Pretrained
 from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count, check_counts, check_range
 from difformer.sparse import SparseMatrix
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "gelu": functional.gelu,
-    "tanh": torch.tanh,
-}
+ACTIVATIONS: dict[str, Any] = {"relu": torch.relu, "elu": functional.elu, "gelu": functional.gelu, "tanh": torch.tanh}
 
 
 class DIFFormer(Pretrained):
@@ -126,16 +121,56 @@ class DIFFormer(Pretrained):
         self.output = nn.Linear(hidden_channels, out_channels)
         self._clear_bias()
 
-    def _clear_bias(self) -> None:
-        if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
-            nn.init.zeros_(self.input.bias)
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
+        *,
+        context: Context | Sequence[Context] | None = None,
+    ) -> Tensor:
+        """Outputs ``[N, out_channels]``.
 
-    def reset_parameters(self) -> None:
-        """Draws all parameters again."""
-        for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-        self._clear_bias()
+        Args:
+            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
+                ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
+                are ``[T, N, out_channels]``.
+            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read; sorted
+                and normalised once per object.
+            edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
+            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
+            context: How layers sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and
+                `batch`: one for all layers, or one per layer.
+        """
+        return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
+
+    def embed(
+        self, x: Features, *edges_and_batch: Any, context: Context | Sequence[Context] | None = None, **named: Any
+    ) -> Tensor:
+        """Final states Z^L, ``[N, hidden_channels]``; the arguments are those of `forward`."""
+        rows, structure = self._prepare(x, *edges_and_batch, **named)
+        if context is None:
+            context = structure
+        elif any(given is not None for given in (*edges_and_batch, *named.values())):
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
+        contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
+        if len(contexts) != len(self.layers):
+            raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
+        for z in self._states(rows, contexts):
+            final = z
+        return final if x.dim() == 2 else final.unflatten(0, x.shape[:2])
+
+    def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
+        z = source = self.encode(x)
+        yield z
+        advance: Callable[..., Tensor] = self.advance
+        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
+            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
+            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
+        for k, context in enumerate(contexts):
+            z = advance(k, z, source, context=context)
+            yield z
 
     def encode(self, x: Features) -> Tensor:
         """Z⁰ = dropout(ReLU(LayerNorm(X W_I + b_I))); a bag of words stays sparse."""
@@ -163,18 +198,13 @@ class DIFFormer(Pretrained):
         z = norm(z)
         return drop.apply(z if self.activation is None else ACTIVATIONS[self.activation](z))
 
-    def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
-        z = source = self.encode(x)
-        yield z
-        advance: Callable[..., Tensor] = self.advance
-        if self.checkpoint and torch.is_grad_enabled():  # the backward pass computes each layer again, with its masks
-            same_masks: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": replay}
-            advance = functools.partial(checkpoint, self.advance, use_reentrant=False, **same_masks)
-        for k, context in enumerate(contexts):
-            z = advance(k, z, source, context=context)
-            yield z
+    def decode(self, states: Tensor) -> Tensor:
+        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
+        return self.output(states)
 
-    def _prepare(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> tuple[Features, Structure]:
+    def _prepare(
+        self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
+    ) -> tuple[Features, Structure]:
         """Features ``[N, in_channels]`` and who sends to whom, checked."""
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
@@ -199,65 +229,12 @@ class DIFFormer(Pretrained):
         count, nodes = x.shape[:2]
         return x.flatten(0, 1), snapshots(count, nodes, edge_index, edge_weight, x.device)
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges = None,
-        edge_weight: Weight = None,
-        batch: Batch = None,
-        *,
-        context: Context | Sequence[Context] | None = None,
-    ) -> Tensor:
-        """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
-        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
-        if context is None:
-            context = structure
-        elif edge_index is not None or batch is not None:
-            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
-        contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
-        if len(contexts) != len(self.layers):
-            raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
-        for z in self._states(rows, contexts):
-            final = z
-        return final if x.dim() == 2 else final.unflatten(0, x.shape[:2])
-
-    def decode(self, states: Tensor) -> Tensor:
-        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
-        return self.output(states)
-
-    def forward(
-        self,
-        x: Features,
-        edge_index: Edges = None,
-        edge_weight: Weight = None,
-        batch: Batch = None,
-        *,
-        context: Context | Sequence[Context] | None = None,
-    ) -> Tensor:
-        """Outputs ``[N, out_channels]``.
-
-        Args:
-            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
-                ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
-                are ``[T, N, out_channels]``.
-            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read; sorted
-                and normalised once per object.
-            edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
-            batch: Graph of each row, in any order, best by keyword; a graph in a batch gets the answer it gets alone.
-            context: How layers sum over the rows that send (`difformer.nn.context`), in place of `edge_index` and
-                `batch`: one for all layers, or one per layer.
-        """
-        return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
-
     def trajectory(
         self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one after the other."""
-        return self._trajectory(x, edge_index, edge_weight, batch)[0]
-
-    def _trajectory(self, x: Features, *edges_and_batch: Any) -> tuple[Tensor, Structure]:
-        x, structure = self._prepare(x, *edges_and_batch)
-        return torch.stack(list(self._states(x, [structure] * len(self.layers)))), structure
+        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
+        return torch.stack(list(self._states(rows, [structure] * len(self.layers))))
 
     @torch.no_grad()
     def attention(
@@ -305,11 +282,22 @@ class DIFFormer(Pretrained):
         return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
     def _inspected(self, *given: Any) -> tuple[Tensor, Structure]:
-        """`_trajectory` without dropout."""
-        modes = [(module, module.training) for module in self.modules()]  # a part may be frozen in evaluation mode
+        """The trajectory without dropout, and who sends to whom."""
+        in_training = [module for module in self.modules() if module.training]  # others may be frozen
         self.eval()
         try:
-            return self._trajectory(*given)
+            return self.trajectory(*given), self._prepare(*given)[1]
         finally:
-            for module, training in modes:
-                module.training = training
+            for module in in_training:
+                module.training = True
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters again."""
+        for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        self._clear_bias()
+
+    def _clear_bias(self) -> None:
+        if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
+            nn.init.zeros_(self.input.bias)

@@ -71,6 +71,37 @@ class dropout_key:
             self._known = p, ((counts - 32768).to(torch.int16), 65536 / (65536 - counts))
         return self._known[1]
 
+    def keep_mask(self, x: Tensor, p: float | Tensor) -> Tensor | None:
+        """1 / (1 - p) where an entry of `x` is kept, 0 elsewhere; None, which counts as a dropout, if all are kept."""
+        site, self.site = self.site, self.site + 1
+        if not isinstance(p, Tensor) and p <= _NO_RATE:
+            return None
+        first, scale = self.threshold(p)
+        columns = math.prod(x.shape[1:])
+        bits = halves(self._words(self.rows, x.shape[0], (columns + 1) // 2, site, x.device))
+        bits = (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
+        if x.is_cuda or isinstance(first, Tensor):
+            return (bits >= first) * torch.as_tensor(scale, dtype=x.dtype)
+        # A boolean tensor is slow to make and to use on a CPU.
+        return bits.clamp(first - 1, first).sub_(first - 1).to(x.dtype).mul_(scale)
+
+    def uniform(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool) -> Tensor:
+        """The numbers of `keyed_uniform`."""
+        rows, site = self.rows if nodes else None, -1 - self.site // _DRAW
+        self.site += _DRAW
+        u = ((self._words(rows, shape[0], math.prod(shape[1:]), site, device) >> 1) & 0x7FFFFFFF).to(dtype)
+        return u.add_(0.5).mul_(2.0**-31).clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
+
+    def _words(self, held: Tensor | None, count: int, columns: int, site: int, device: torch.device) -> Tensor:
+        """``[count, columns]`` int32, every bit a fair coin: the hashes of all rows, or of those in `held`."""
+        rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
+        # Two 32-bit states per row, so that rows with equal masks are as rare as equal 64-bit numbers.
+        state = rows ^ (self.key.to(device) + _signed(site * _SECOND)).unsqueeze(-1)
+        state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
+        state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
+        h = (state[0] ^ _ramp(columns, device)).mul_(_FIRST)
+        return h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
+
 
 class _Current(threading.local):
     place: dropout_key | None = None  # of this thread's forward pass; None if torch's own generator is used
@@ -111,11 +142,23 @@ def replay() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     return nullcontext(), nullcontext() if place is None else dropout_key(place.key, rows=place.rows, site=place.site)
 
 
+def _at_place(work: Callable[..., Any], *given: Any) -> Any:
+    """`work` at the place of this thread, or None if the thread has no place."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
+    place = _current.place
+    return None if place is None else work(place, *given)
+
+
+# The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.
+_keyed: Callable[..., Any] = _at_place
+
+
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training:
         return x
-    if _open and (kept := _keyed(keep_mask, x, p)) is not None:
+    if _open and (kept := _keyed(dropout_key.keep_mask, x, p)) is not None:
         return x * kept
     if isinstance(p, Tensor):
         return x * (torch.rand_like(x) >= p) / (1 - p)
@@ -129,7 +172,7 @@ def keyed_uniform(
 
     `nodes` says whether rows are nodes, of which this process may hold a part. Draws do not change the masks.
     """
-    return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
+    return _keyed(dropout_key.uniform, shape, device, dtype, nodes) if _open else None
 
 
 class LayerDropout(NamedTuple):
@@ -154,58 +197,10 @@ class LayerDropout(NamedTuple):
         place = _current.place
         if not self.training or (place is None and self.rate <= _NO_RATE):
             return None, 0.0
-        return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
+        return (None, self.rate) if place is None else (place.keep_mask(like, self.rate), 0.0)
 
     def apply(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate, self.training)
-
-
-def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool, place: dropout_key) -> Tensor:
-    held, site = place.rows if nodes else None, -1 - place.site // _DRAW
-    place.site += _DRAW
-    u = ((_words(place, held, shape[0], math.prod(shape[1:]), site, device) >> 1) & 0x7FFFFFFF).to(dtype)
-    return u.add_(0.5).mul_(2.0**-31).clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
-
-
-def _at_place(work: Callable[..., Any], *given: Any) -> Any:
-    """`work` at the place of this thread, or None if the thread has no place."""
-    if torch.compiler.is_compiling():
-        raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
-    place = _current.place
-    return None if place is None else work(*given, place)
-
-
-# The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.
-_keyed: Callable[..., Any] = _at_place
-
-
-def keep_mask(x: Tensor, p: float | Tensor, place: dropout_key) -> Tensor | None:
-    """1 / (1 - p) where an entry of `x` is kept, 0 elsewhere; None, which counts as a mask, if nothing is dropped."""
-    if not isinstance(p, Tensor) and p <= _NO_RATE:
-        place.site += 1
-        return None
-    first, scale = place.threshold(p)
-    columns = math.prod(x.shape[1:])
-    bits = halves(_words(place, place.rows, x.shape[0], (columns + 1) // 2, place.site, x.device))
-    place.site += 1
-    bits = (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
-    if x.is_cuda or isinstance(first, Tensor):
-        return (bits >= first) * torch.as_tensor(scale, dtype=x.dtype)
-    # A boolean tensor is slow to make and to use on a CPU.
-    return bits.clamp(first - 1, first).sub_(first - 1).to(x.dtype).mul_(scale)
-
-
-def _words(
-    place: dropout_key, held: Tensor | None, count: int, columns: int, site: int, device: torch.device
-) -> Tensor:
-    """``[count, columns]`` int32, every bit a fair coin: the hashes of rows, of those in `held` unless it is None."""
-    rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
-    # Two 32-bit states per row, so that rows with equal masks are as rare as equal 64-bit numbers.
-    state = rows ^ (place.key.to(device) + _signed(site * _SECOND)).unsqueeze(-1)
-    state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
-    state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
-    h = (state[0] ^ _ramp(columns, device)).mul_(_FIRST)
-    return h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
 
 
 @lru_cache(maxsize=32)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch_geometric.graphgym.register import layer_dict, register_layer
+from torch_geometric.graphgym.register import register_layer
 
 from difformer.nn.conv import DIFFormerConv
 
 
+@register_layer("difformerconv")
 class DIFFormerLayer(nn.Module):
     """`DIFFormerConv` as a GraphGym layer; without a residual term if ``dim_in`` and ``dim_out`` differ."""
 
@@ -28,7 +29,3 @@ class DIFFormerLayer(nn.Module):
         weight, graphs = getattr(batch, "edge_weight", None), getattr(batch, "batch", None)
         batch.x = self.model(batch.x, batch.edge_index, weight, graphs)
         return batch
-
-
-if "difformerconv" not in layer_dict:
-    register_layer("difformerconv", DIFFormerLayer)

@@ -135,21 +135,19 @@ def _holder_class(base: type[nn.Module]) -> type[nn.Module]:
 
         explain: bool | None = None
         flow = "source_to_target"
+        _apply_sigmoid = True
 
         def __init__(self, layer: nn.Module) -> None:
             nn.Module.__init__(self)  # a MessagePassing generates code when it is made
             self._layer: Any = weakref.ref(layer)
-            self._edge_mask = self._loop_mask = None
-            self._apply_sigmoid = True
+            self._edge_mask = None
 
         def register_forward_hook(self, *args: Any, **options: Any) -> Any:
             return self._layer().register_forward_hook(*args, **options)  # PGExplainer reads the states of the layer
 
         def register_message_forward_hook(self, hook: Any) -> Any:
-            advice = "use GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs"
-            raise UserError(
-                f"AttentionExplainer needs attention of edges, but DIFFormer attends to all pairs: {advice}"
-            )
+            problem = "AttentionExplainer needs attention of edges, but DIFFormer attends to all pairs"
+            raise UserError(f"{problem}: use GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs")
 
     return EdgeMask
 

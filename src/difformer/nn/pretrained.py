@@ -3,19 +3,9 @@
 Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU; move the model
 afterwards.
 
-`Pretrained.from_public_code` takes over models that the authors' code trained. Their module names map one to one:
-
-=============================== ==========================================
-public code                     here
-=============================== ==========================================
-``fcs.0``, ``fcs.1``            ``input``, ``output``
-``bns.0``, ``bns.{i+1}``        ``input_norm``, ``norms.{i}`` (LayerNorms)
-``convs.{i}.Wq``, ``.Wk``       ``layers.{i}.query``, ``.key``
-``convs.{i}.Wv``                ``layers.{i}.value``, where it exists
-=============================== ==========================================
-
-What their code computes differs from the paper in ways that are options here: `simple` divides queries and keys by one
-norm of the whole tensor (``qk_norm="global"``), `sigmoid` does not normalise them (``"none"``).
+`Pretrained.from_public_code` takes over models that the authors' code trained. That code differs from the paper in ways
+that are options here: `simple` divides queries and keys by one norm of the whole tensor (``qk_norm="global"``),
+`sigmoid` does not normalise them (``"none"``).
 """
 
 from __future__ import annotations
@@ -107,6 +97,9 @@ class Pretrained(nn.Module):
         if not about.exists() and any((place / "config.toml").is_file() for place in (folder, folder.parent)):
             load = "difformer.training.load_run(RUN).model"
             raise PretrainedError(f"{folder} belongs to a run of `difformer fit`; its model is {load}")
+        for file in (about, path):
+            if not file.is_file():
+                raise FileNotFoundError(f"{file} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
         config = _read_config(about)
         named = config.get("diffusivity")
         if diffusivity is not None:
@@ -116,23 +109,19 @@ class Pretrained(nn.Module):
             problem = f"the model was trained with a diffusivity of its own, {own!r}, which a file cannot hold"
             raise PretrainedError(f"{about}: {problem}; pass it again: from_pretrained(folder, diffusivity=…)")
         damaged = _explained(f"{path}: damaged, or not the weights of a model", SafetensorError)
-        with damaged, safe_open(_existing(path), framework="pt", device="cpu") as file:
-            written_with = (file.metadata() or {}).get("config")
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        with _explained(
-            f"{about}: not a configuration of this version of difformer", TypeError, ValueError, RuntimeError
-        ):
+        with damaged, safe_open(path, framework="pt", device="cpu") as weights:
+            written_with = (weights.metadata() or {}).get("config")
+            state = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+        unknown = f"{about}: not a configuration of this version of difformer"
+        with _explained(unknown, TypeError, ValueError, RuntimeError), no_larger_than(state):
             schema.check(config, {name: bool for name in FLAGS if name in config})
-            with no_larger_than(state):
-                model = cls(**config)
+            model = cls(**config)
         if written_with not in (None, hashlib.sha256(about.read_bytes()).hexdigest()):
             causes = "saving was interrupted, or a file was changed or replaced"
             raise PretrainedError(f"{path} belongs to another {CONFIG}: {causes}; save the model again")
-        kinds = {str(value.dtype) for value in state.values() if not value.is_floating_point()}
-        if not state or kinds:
-            raise PretrainedError(f"{path}: not weights: {'it is empty' if not state else f'it holds {min(kinds)}'}")
-        with _explained(f"{path}: damaged, or not the weights of the model in {CONFIG}", RuntimeError):
-            model.to(next(iter(state.values())).dtype).load_state_dict(state)
+        other = f"{path}: damaged, or not the weights of the model in {CONFIG}"
+        with _explained(other, KeyError, TypeError, RuntimeError):
+            model.to(state["output.weight"].dtype).load_state_dict(state)
         return model
 
     @classmethod
@@ -149,9 +138,7 @@ class Pretrained(nn.Module):
         Raises:
             ValueError: If parameters are missing, left over, or do not fit together.
         """
-        layers = sorted({int(name.split(".")[1]) for name in state_dict if name.startswith("convs.")})
-        if layers != list(range(len(layers))):
-            raise UserError(f"layers must be numbered from 0 without a gap, got convs of {layers}")
+        layers = range(len({name.split(".")[1] for name in state_dict if name.startswith("convs.")}))
         transform = "convs.0.Wv.weight" in state_dict
         norm = options.pop("norm", "bns.0.weight" in state_dict)
         parts = {"Wq": "query", "Wk": "key"} | ({"Wv": "value"} if transform else {})
@@ -171,14 +158,12 @@ class Pretrained(nn.Module):
         if strange:
             raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
         hidden, in_channels = state_dict["fcs.0.weight"].shape
-        found = {
-            "num_layers": len(layers),
-            "num_heads": state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1,
-            "qk_norm": {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row"),
-        }
-        paper = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
-        given = {"transform": transform, "norm": norm, "diffusivity": diffusivity, **paper, **options}
-        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **(found | given))
+        heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
+        shape = {"num_layers": len(layers), "num_heads": heads, "transform": transform, "norm": norm}
+        qk_norm = {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row")
+        paper = {"qk_norm": qk_norm, "graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
+        given: dict[str, Any] = {**shape, **paper, "diffusivity": diffusivity, **options}
+        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **given)
         with _explained("the parameters do not fit together", RuntimeError, to=UserError):
             model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
         return model
@@ -226,15 +211,9 @@ def _local(folder: str | Path) -> Path:
         raise FileNotFoundError(f"{folder} is neither a folder nor a model of the Hugging Face Hub: {error}") from error
 
 
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
-    return path
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     with _explained(f"{path}: damaged", ValueError, RecursionError):  # JSON, UTF-8 or schema
-        description = json.loads(_existing(path).read_bytes().decode())
+        description = json.loads(path.read_bytes().decode())
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise PretrainedError(f'{path}: not written by difformer (no "format": "{FORMAT}" in it)')
         schema.check(description, {"format_version": int, "config": dict})
@@ -257,12 +236,6 @@ def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
             if left < 0:
                 raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
 
-    hooks = (
-        module_hooks.register_module_parameter_registration_hook(count),
-        module_hooks.register_module_module_registration_hook(count),
-    )
-    try:
+    parameters = module_hooks.register_module_parameter_registration_hook(count)
+    with parameters, module_hooks.register_module_module_registration_hook(count):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

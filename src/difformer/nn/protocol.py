@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments, as_segments
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
@@ -104,31 +104,9 @@ def check_range(x: Features) -> None:
         raise UserError(f"{found}; standardise the features")
 
 
-def check_finite(x: Features, name: str = "x") -> None:
-    """Raises a ValueError that says how many entries of `x` are NaN or infinite, and where the first one is."""
-    if isinstance(x, Tensor) and x.layout == torch.sparse_coo:
-        x = x.coalesce()
-    values = x.rows.value if isinstance(x, SparseMatrix) else x if x.layout == torch.strided else x.values()
-    bad = ~values.isfinite()
-    if not bad.any():
-        return
-    where = ""
-    if values.dim() > 1:
-        first = bad.nonzero()[0].tolist()
-        where = f", the first at {name}{first} = {values[tuple(first)].item()}"
-    raise UserError(f"{name} holds {int(bad.sum())} entries that are not finite{where}; fill in or drop missing values")
-
-
-def check_count(name: str, count: int, least: int = 1, *, optional: bool = False) -> None:
-    """Raises a ValueError that names the argument if `count` is not an integer (numpy's included) or too small.
-
-    With `optional`, the message says that None is possible too.
-    """
-    try:
-        enough = operator.index(count) >= least
-    except TypeError:
-        enough = False
-    if not enough:
+def check_count(name: str, count: object, least: int = 1, *, optional: bool = False) -> None:
+    """Raises a UserError if `count` is no integer or too small; with `optional` it says that None is possible too."""
+    if not isinstance(count, Integral) or int(count) < least:
         or_none = ", or None" if optional else ""
         raise UserError(f"{name} must be an integer of at least {least}{or_none}, got {count!r}")
 
@@ -138,9 +116,3 @@ def check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if (name, count) != ("in_channels", -1):
             check_count(name, count)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a ValueError that lists the choices if `value` is not one of them."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

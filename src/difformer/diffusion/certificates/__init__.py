@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,16 +54,24 @@ class Case:
     """Data and settings for certificates; those of constant couplings use the largest step their theorem allows."""
 
     z: Tensor
-    static: Coupling | None
-    graph: Graph | None
+    static: Any  # a constant coupling, or None
+    graph: Any  # an observed graph, or None
     diffusivity: str | Diffusivity
-    step_size: float
     steps: int
+    step_size: float
     source_weight: float
 
     @property
     def attention(self) -> AllPairAttention:
         return AllPairAttention(self.diffusivity)
+
+    @property
+    def tau(self) -> dict[str, Any]:
+        return {"step_size": self.step_size, "steps": self.steps}
+
+    @property
+    def source(self) -> dict[str, Any]:
+        return {"source_weight": self.source_weight, "steps": self.steps}
 
     @property
     def with_room(self) -> Tensor:
@@ -76,47 +85,34 @@ class Case:
         return z @ (weight / torch.linalg.matrix_norm(weight, 2))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A certificate, with the fields of a case that it takes by position and by name."""
+class Entry(NamedTuple):
+    """A certificate of a case, and what the case must have: ``"static"``, ``"graph"``, or ``"states"`` alone."""
 
-    function: Callable[..., Certificate]
-    fields: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    needs: str
+    run: Callable[[Case], Certificate]
 
-    @property
-    def needs(self) -> str:
-        """``"static"`` (a constant coupling), ``"graph"`` (an observed graph) or ``"states"`` (states only)."""
-        return next((name for name in ("static", "graph") if name in self.fields), "states")
-
-    def run(self, case: Case) -> Certificate:
-        options = {name: getattr(case, name) for name in self.options}
-        return self.function(*(getattr(case, name) for name in self.fields), **options)
-
-
-_STATIC, _ATTENTION = ("z", "static"), ("z", "attention")
-_STEPS, _TAU = ("steps",), ("step_size", "steps")
-_SOURCE = ("steps", "source_weight")
 
 CERTIFICATES: dict[str, Entry] = {
-    "thm-gcn": Entry(thm_gcn, _STATIC, _STEPS),
-    "thm-gcn (one step)": Entry(thm_gcn_step, _STATIC, _STEPS),
-    "prop-bound": Entry(prop_bound, _STATIC, _STEPS),
-    "cora-conv": Entry(cora_conv, _STATIC, _STEPS),
-    "corollary-gcn-cont": Entry(corollary_gcn_cont, _STATIC),
-    "exa-gcn": Entry(example_gcn, ("z", "graph"), _STEPS),
-    "prop-convergence": Entry(prop_convergence, _STATIC, _SOURCE),
-    "prop-convergence (one step)": Entry(prop_convergence_step, _STATIC, _SOURCE),
-    "prop-convergence (drift)": Entry(source_drift, _STATIC, _SOURCE),
-    "prop-convergence (limit)": Entry(source_limit, _STATIC, _SOURCE),
-    "prop-energy": Entry(prop_energy, ("z", "diffusivity")),
-    "thm-main": Entry(thm_main, _ATTENTION, _TAU),
-    "thm-main (definite)": Entry(thm_main_definite, _ATTENTION, _TAU),
-    "coro-main": Entry(coro_main, _ATTENTION),
-    "prop-feattrans": Entry(prop_feattrans, (*_ATTENTION, "transform"), _TAU),
-    "prop-feattrans (activation)": Entry(activation_contracts, ("z", "diffusivity")),
-    "prop-trans-oversmooth": Entry(prop_trans_oversmooth, ("with_room", "attention"), (*_TAU, "source_weight")),
-    "eqn-energy-graph": Entry(eqn_energy_graph, ("z", "graph", "diffusivity"), _TAU),
+    "thm-gcn": Entry("static", lambda c: thm_gcn(c.z, c.static, steps=c.steps)),
+    "thm-gcn (one step)": Entry("static", lambda c: thm_gcn_step(c.z, c.static, steps=c.steps)),
+    "prop-bound": Entry("static", lambda c: prop_bound(c.z, c.static, steps=c.steps)),
+    "cora-conv": Entry("static", lambda c: cora_conv(c.z, c.static, steps=c.steps)),
+    "corollary-gcn-cont": Entry("static", lambda c: corollary_gcn_cont(c.z, c.static)),
+    "exa-gcn": Entry("graph", lambda c: example_gcn(c.z, c.graph, steps=c.steps)),
+    "prop-convergence": Entry("static", lambda c: prop_convergence(c.z, c.static, **c.source)),
+    "prop-convergence (one step)": Entry("static", lambda c: prop_convergence_step(c.z, c.static, **c.source)),
+    "prop-convergence (drift)": Entry("static", lambda c: source_drift(c.z, c.static, **c.source)),
+    "prop-convergence (limit)": Entry("static", lambda c: source_limit(c.z, c.static, **c.source)),
+    "prop-energy": Entry("states", lambda c: prop_energy(c.z, c.diffusivity)),
+    "thm-main": Entry("states", lambda c: thm_main(c.z, c.attention, **c.tau)),
+    "thm-main (definite)": Entry("states", lambda c: thm_main_definite(c.z, c.attention, **c.tau)),
+    "coro-main": Entry("states", lambda c: coro_main(c.z, c.attention)),
+    "prop-feattrans": Entry("states", lambda c: prop_feattrans(c.z, c.attention, c.transform, **c.tau)),
+    "prop-feattrans (activation)": Entry("states", lambda c: activation_contracts(c.z, c.diffusivity)),
+    "prop-trans-oversmooth": Entry(
+        "states", lambda c: prop_trans_oversmooth(c.with_room, c.attention, **c.tau | c.source)
+    ),
+    "eqn-energy-graph": Entry("graph", lambda c: eqn_energy_graph(c.z, c.graph, c.diffusivity, **c.tau)),
 }
 
 
@@ -167,12 +163,8 @@ def certificate_summary(certificates: Iterable[Certificate]) -> str:
     found = list(certificates)
     covered = [one for one in found if one.condition_met]
     proven, open_ = ([one for one in covered if one.proved is kind] for kind in (True, False))
-    parts = [
-        f"{sum(one.holds for one in proven)} of {len(proven)} proven statements hold"
-        if proven
-        else "No proven statement was checked"
-    ]
-    measured = sum(one.holds for one in open_)
+    proofs = f"{sum(one.holds for one in proven)} of {len(proven)} proven statements hold"
+    parts, measured = [proofs if proven else "No proven statement was checked"], sum(one.holds for one in open_)
     if measured:
         parts.append(f"{measured} {'is' if measured == 1 else 'are'} measured only, without a proof")
     if failed := len(open_) - measured:

@@ -6,7 +6,6 @@ is measured relative to the energy at which it happens, plus a small part of the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from difformer.errors import UserError
 
 TOLERANCE = 1e-9
+SLACK = 1 + 1e-9  # for the rounding of step sizes such as 2/λ₁ and of distances of 4
 ROUNDING = 1e-5  # TOLERANCE × ROUNDING = 1e-14 is the precision of sums of magnitude one
 
 
@@ -79,14 +79,10 @@ def largest_rise(
         magnitude: Size of the summed terms, to which rounding errors are proportional.
         base: The smallest possible value of `before`; the scale is the distance from it.
     """
-    worst = -math.inf
-    for low, high in zip(before, after, strict=True):
-        scale = abs(float(low) - base) + ROUNDING * magnitude
-        rise = 0.0 if scale == 0 else (float(high) - float(low)) / scale
-        worst = math.nan if math.isnan(rise) else max(worst, rise)
-        if math.isnan(worst):
-            return worst
-    return max(worst, 0.0)
+    low, high = (torch.tensor([0.0, *map(float, values)], dtype=torch.float64) for values in (before, after))
+    scale = (low - base).abs() + ROUNDING * magnitude
+    rise = torch.where(scale == 0, 0.0, (high - low) / scale)
+    return float(rise.clamp_min(0.0).max())
 
 
 def largest_gap(left: Tensor, right: Tensor, *, magnitude: float = 0.0) -> float:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
+from difformer.diffusion.certificates.certificate import SLACK, Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
 from difformer.diffusion.coupling.matrix import edge_distances
 from difformer.diffusion.dynamics import diffuse, flow
@@ -31,7 +31,6 @@ from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diff
 from difformer.errors import UserError
 from difformer.graph import Graph
 
-SLACK = 1 + 1e-9
 DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels for all states
 
 AnyAttention = AllPairAttention | EdgeAttention
@@ -55,7 +54,7 @@ def regulariser_of(coupling: AnyAttention) -> Regulariser:
     """Σ δ(u_ij) over the pairs that exchange."""
     if isinstance(coupling, EdgeAttention):
         return penalty(coupling.diffusivity, graph=coupling.graph)
-    return penalty(coupling.diffusivity, batch=coupling.segments, block_size=coupling.block_size)
+    return penalty(coupling.diffusivity, batch=coupling.segments)
 
 
 def in_range(states: Tensor, coupling: AnyAttention) -> bool:
@@ -67,10 +66,9 @@ def in_range(states: Tensor, coupling: AnyAttention) -> bool:
         return all(bool((edge_distances(z, target, source) <= LARGEST_SQUARED_DISTANCE * SLACK).all()) for z in states)
     for z in states:
         # In a ball of radius one no squared distance exceeds 4, so the pairs need no check.
-        if float((z - z.mean(0)).norm(dim=1).max()) ** 2 * 4 > LARGEST_SQUARED_DISTANCE:
-            apart = largest_squared_distance(z, batch=coupling.segments, block_size=coupling.block_size)
-            if apart > LARGEST_SQUARED_DISTANCE * SLACK:
-                return False
+        outside = float((z - z.mean(0)).norm(dim=1).max()) ** 2 * 4 > LARGEST_SQUARED_DISTANCE
+        if outside and largest_squared_distance(z, batch=coupling.segments) > LARGEST_SQUARED_DISTANCE * SLACK:
+            return False
     return True
 
 

@@ -23,12 +23,10 @@ from difformer.attention.reference import attention_matrix, exchange
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.coupling.matrix import Coupling, EdgeCoupling, edge_distances, edge_products
-from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
+from difformer.diffusion.pairs import distance_factors, exchange_sums
 from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
-
-METRICS = ("distance", "cosine")
 
 
 class Attention(Coupling):
@@ -48,8 +46,7 @@ class Attention(Coupling):
 
     def _check(self) -> None:
         as_diffusivity(self.diffusivity)
-        if self.metric not in METRICS:
-            raise UserError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
+        check_choice("metric", self.metric, ("distance", "cosine"))
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)
@@ -70,7 +67,6 @@ class AllPairAttention(Attention):
         normalised: Whether rows are divided by their sums.
         batch: The graph of each state; graphs are independent.
         backend: Passed to `difformer.attention.propagate`.
-        block_size: Largest number of rows and columns per tile of row sums.
     """
 
     diffusivity: str | Diffusivity = "simple"
@@ -78,7 +74,6 @@ class AllPairAttention(Attention):
     normalised: bool = True
     batch: Tensor | Segments | None = None
     backend: str = "auto"
-    block_size: int = BLOCK_SIZE
 
     def __post_init__(self) -> None:
         self._check()
@@ -108,7 +103,7 @@ class AllPairAttention(Attention):
         return received if self.normalised else self.exchange_sums(z).unsqueeze(1) * received
 
     def exchange_sums(self, z: Tensor) -> Tensor:
-        return exchange_sums(*self._factors(z), self.chosen(z), batch=self.segments, block_size=self.block_size)
+        return exchange_sums(*self._factors(z), self.chosen(z), batch=self.segments)
 
     def degree(self, z: Tensor) -> Tensor:
         return z.new_ones(z.shape[0]) if self.normalised else self.exchange_sums(z)

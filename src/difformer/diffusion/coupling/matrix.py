@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -141,6 +141,7 @@ def is_symmetric(row: Tensor, column: Tensor, value: Tensor, num_nodes: int) -> 
     return bool((gap.abs() <= 1e-6 * scale).all())
 
 
+@dataclass(frozen=True, eq=False)
 class Identity(SparseCoupling):
     """S = I: no exchange. With a transformation and an activation this is an MLP."""
 
@@ -158,9 +159,6 @@ class Identity(SparseCoupling):
 
     def balance(self, z: Tensor) -> Tensor:
         return z.new_ones(z.shape[0])
-
-    def __repr__(self) -> str:
-        return "Identity()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,8 +246,7 @@ class GraphCoupling(EdgeCoupling):
         if not isinstance(self.graph, Graph):
             got = type(self.graph).__name__
             raise TypeError(f"graph must be a Graph, got {got}; write Graph(edge_index, num_nodes)")
-        if self.weights not in GRAPH_WEIGHTS:
-            raise UserError(f"weights must be one of {', '.join(GRAPH_WEIGHTS)}, got {self.weights!r}")
+        check_choice("weights", self.weights, GRAPH_WEIGHTS)
 
     @property
     def _norm(self) -> str:
