@@ -146,13 +146,19 @@ class DIFFormer(Pretrained):
         return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def embed(
-        self, x: Features, *edges_and_batch: Any, context: Context | Sequence[Context] | None = None, **named: Any
+        self,
+        x: Features,
+        edge_index: Edges = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
+        *,
+        context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
         """Final states Z^L, ``[N, hidden_channels]``; the arguments are those of `forward`."""
-        rows, structure = self._prepare(x, *edges_and_batch, **named)
+        rows, structure = self._prepare(x, edge_index, edge_weight, batch)
         if context is None:
             context = structure
-        elif any(given is not None for given in (*edges_and_batch, *named.values())):
+        elif not (edge_index is edge_weight is batch is None):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
         if len(contexts) != len(self.layers):
