@@ -38,7 +38,7 @@ from difformer.attention.scores import Pullback, Score, find_score, working_dtyp
 from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks, packed
 from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE, safe_total, smallest_total
 from difformer.free_memory import elements_at_a_time
-from difformer.kernels.cpu import sigmoid_pairs
+from difformer.kernels.cpu import passes
 from difformer.shortcut import row_operator
 
 CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
@@ -179,8 +179,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes, ke
         for _, (queries, keys, values, o, *r) in block.pieces((q, k, v), (out,) if small else (out, total)):
             if small:  # computes everything again in backward, and so keeps no totals
                 torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
-            elif sigmoid_pairs.takes(score.form, queries, keys, values):
-                sigmoid_pairs.forward(queries, keys, values, o, *r)
+            elif passes.takes_pairs(score.form, queries, keys, values):
+                passes.answer_pairs(queries, keys, values, o, *r)
             else:
                 sums = Sums.start(score, o)
                 add_keys(score, queries, keys, values, sums)
@@ -207,8 +207,8 @@ def _backward(
                 g.zero_()
             o, r, *_ = rest
             a, inner = row_terms(score, given, o, r, keys.shape[1])
-            if sigmoid_pairs.takes(score.form, *rows):
-                sigmoid_pairs.backward(*rows, a, inner, to)
+            if passes.takes_pairs(score.form, *rows):
+                passes.pull_pairs(*rows, a, inner, to)
             else:
                 add_gradients(score, *rows, a, inner, r if score.exponential else None, to)
     if score.exponential:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
-from difformer.kernels import cpu
+from difformer.kernels import Plan, Some, Tail, Weights
+from difformer.kernels.cpu.layer import fused_layer as layer_in_c
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS, serves
 from difformer.kernels.gpu_layer import GPULayer
-from difformer.kernels.plan import Plan, Some, Tail, Weights
 from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
@@ -193,7 +193,7 @@ def fused_layer(
         key = None if dropout is None else dropout.key()
         edges = _identity(z.shape[0]) if matrix is None and weights.observed else matrix
         plan = Plan(weights, edges, tail._replace(mask=key), *options)
-        out = cpu.layer.fused_layer(z, source, found, plan, parameters)
+        out = layer_in_c(z, source, found, plan, parameters)
         return out if dropout is None or key is not None else dropout.apply(out)
     if conv.qk_norm != "row" or not is_eager(*others) or not _on_gpu(conv, z, *scales):
         return None

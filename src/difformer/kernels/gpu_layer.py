@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.plan import Plan, Some
+from difformer.kernels import Plan, Some
 from difformer.kernels.rows import SMALLEST_NORM, drop, launch, launch_pairs, mask_scale, plain, programs
 from difformer.shortcut import once_differentiated
 from difformer.sparse import CSR, add_product

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer import sparse
-from difformer.kernels.plan import Some
+from difformer.kernels import Some
 from difformer.shortcut import is_eager, once_differentiated
 from difformer.sparse import CSR
 

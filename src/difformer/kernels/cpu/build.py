@@ -12,6 +12,7 @@ functions there. Where torch has another runtime than the compiler expects, one 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -20,7 +21,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,30 +52,9 @@ class Found(NamedTuple):
     story: str
 
 
-_lock = threading.Lock()
-_found: Found | None = None
-
-
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where torch's operations have to do."""
-    return None if _switched_off() else _find().library
-
-
-def _switched_off() -> bool:
-    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
-
-
-def loaded() -> ctypes.CDLL:
-    """The kernels that a pass has begun with; switched off since, they still have to finish its gradients."""
-    found = _find().library
-    if found is None:
-        raise RuntimeError(f"a kernel is called, but {_find().story}")
-    return found
-
-
-def has_threads() -> bool:
-    """Whether the kernels share the work among torch's threads."""
-    return _found is not None and _found.threads
+    """The compiled kernels; None where torch's operations are used instead."""
+    return None if _switched_off() else find().library
 
 
 def explain() -> str:
@@ -88,18 +67,16 @@ def explain() -> str:
     if _switched_off():
         chosen = os.environ["DIFFORMER_NATIVE"]
         return f"torch's operations are used: DIFFORMER_NATIVE={chosen} switches the kernels in C off"
-    return _find().story
+    return find().story
 
 
-def _find() -> Found:
-    global _found
-    if _found is None:
-        with _lock:
-            _found = _found or _look()
-    return _found
+def _switched_off() -> bool:
+    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
 
 
-def _look() -> Found:
+@functools.cache
+def find() -> Found:
+    """Loads the kernels, compiled before or now, even if they have been switched off since; once per process."""
     if sys.platform == "win32":
         return _none("they are built on Linux and macOS alone")
     if sys.byteorder != "little":
@@ -107,36 +84,30 @@ def _look() -> Found:
     compiler = _compiler()
     if compiler is None:
         return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
-    try:
-        folder = cache_folder() / "native"
-    except RuntimeError as error:  # a user without a home
-        return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names one")
-    said = "nothing was tried"
+    reason = ""
     for flags in FLAGS:
         try:
-            path = folder / f"{_name(compiler, flags)}.so"
+            path = cache_folder() / "native" / f"{_name(compiler, flags)}.so"
             if not path.exists():
                 _compile(compiler, flags, path)
-            _trust(folder)
+            _trust(path.parent)
             _trust(path)
             if not _is_whole(path):
                 path.unlink()
                 _compile(compiler, flags, path)
         except subprocess.CalledProcessError as error:  # flags that this compiler does not know
-            said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
+            reason = f"{compiler} failed: {error.stderr.strip()[-200:]}"
             continue
-        except subprocess.TimeoutExpired:
-            return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
-        except OSError as error:
+        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: a user without a home
             return _none(f"they cannot be built or kept ({error}); DIFFORMER_CACHE names another folder")
         try:
             kernels = _load(path)
         except (OSError, AttributeError) as error:  # functions of threads that torch does not have, or another file
-            said = str(error)
+            reason = str(error)
             continue
         threads = "-fopenmp" in flags
         return Found(kernels, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
-    return _none(said)
+    return _none(reason)
 
 
 def _none(reason: str) -> Found:
