@@ -36,10 +36,10 @@ _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_querie
 
 
 def is_touched(module: nn.Module) -> bool:
-    """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
+    """Whether a call of the module may do more than its class defines: hooks, pruning, a method set on the instance."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
-    # Older compilers cannot look into an instance.
+    # Older versions of torch cannot compile `vars` of an instance.
     return not torch.compiler.is_compiling() and not _METHODS.isdisjoint(vars(module))
 
 
@@ -266,7 +266,7 @@ def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
         x = SparseMatrix.of(x)
     plain = type(layer) is nn.Linear and not is_touched(layer)
     if isinstance(x, SparseMatrix):
-        if not plain:  # what was replaced, hooked or wrapped is called, with what it expects
+        if not plain:  # a replaced, hooked or wrapped module is called, with the dense input that it expects
             return layer(x.to_dense())
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias

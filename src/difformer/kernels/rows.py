@@ -55,7 +55,7 @@ def in_kernels(width: int, x: Tensor, *others: Tensor) -> bool:
 
 @functools.cache
 def _runs_on(place: int) -> bool:
-    """Whether kernels can be compiled and run on a device; Triton needs a C compiler, which slim images lack."""
+    """Whether kernels compile and run on a device; Triton needs a C compiler, which slim images lack."""
     x = torch.ones(1, 1, dtype=torch.float32, device=DEVICE if place < 0 else f"{DEVICE}:{place}")
     try:
         for _ in range(2):  # compiled by Triton, then launched as `_run` keeps it
@@ -67,9 +67,9 @@ def _runs_on(place: int) -> bool:
 
 
 def by_rows(x: Tensor) -> bool:
-    """Whether ``x [N, d]`` is for the kernels: torch would take longer."""
+    """Whether the kernels take ``x [N, d]`` and are faster than torch."""
     return (
-        is_eager(x)  # first: a compiler would follow what comes behind
+        is_eager(x)  # first: a compiler would trace the other conditions
         and x.device.type == DEVICE
         and x.dim() == 2
         and x.shape[0] >= FEWEST_ROWS

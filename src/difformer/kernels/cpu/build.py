@@ -2,11 +2,10 @@
 
 The first pass that is long enough to profit compiles them with the machine's C compiler into the user's cache folder.
 The file name is a hash of sources, flags, compiler and processor: nothing is compiled twice, and nothing stale is
-loaded. If something is missing (a compiler, a folder to write to), torch's operations are used, and the reason is
-remembered for the process.
+loaded. Without a compiler or a writable folder torch's operations are used, and `explain` gives the reason.
 
-Threads are torch's own: its OpenMP runtime is in the process already, so the library is linked with none and finds its
-functions there. Where torch has another runtime than the compiler expects, one thread is used.
+The kernels share torch's threads: the library is linked with no OpenMP runtime and uses the one that torch has loaded.
+If that is not the one that the compiler expects, the kernels run in one thread.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ FUNCTIONS = (
     "sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows",
     "gram_forward", "gram_backward", "pairs_forward", "pairs_backward",
 )  # fmt: skip
-# NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are not needed.
+# No fast-math flags: NaN and infinity have to propagate. Only errno and floating-point traps are not needed.
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
-# From the best to what every compiler takes.
+# From the fastest to what every compiler accepts.
 FLAGS = (
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
@@ -45,7 +44,7 @@ LONGEST_COMPILATION = 60.0  # seconds; two are usual
 
 
 class Found(NamedTuple):
-    """The library or None, whether it has threads, and the story in words."""
+    """The library or None, whether it has threads, and an explanation."""
 
     library: ctypes.CDLL | None
     threads: bool
@@ -80,7 +79,7 @@ def find() -> Found:
     if sys.platform == "win32":
         return _none("they are built on Linux and macOS alone")
     if sys.byteorder != "little":
-        return _none("they are for machines whose numbers begin with the low byte")
+        return _none("they need a little-endian machine")
     compiler = _compiler()
     if compiler is None:
         return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
@@ -132,7 +131,7 @@ def _name(compiler: str, flags: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """Model and abilities of the processor: a home folder may be shared by machines that differ."""
+    """Model and instruction sets of the processor: different machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -162,13 +161,13 @@ def _is_whole(path: Path) -> bool:
 
 
 def _run(*command: str) -> None:
-    # Compilers speak many languages, not all of them in the encoding that Python expects.
+    # Messages of compilers are translated, not always into the encoding that Python expects.
     given = {"stdin": subprocess.DEVNULL, "text": True, "errors": "replace", "timeout": LONGEST_COMPILATION}
     subprocess.run(command, check=True, capture_output=True, **given)  # type: ignore[call-overload]
 
 
 def _trust(path: Path) -> None:
-    """Refuses what others can write to: those who can change a cache must not run code as another user."""
+    """Refuses what others can write to: a shared cache must not run their code as this user."""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0):
         raise PermissionError(f"{path} belongs to user {found.st_uid}")

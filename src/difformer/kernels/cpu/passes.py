@@ -27,7 +27,7 @@ BLOCK = 64  # as in product.h
 LONGEST = 512  # channels, as in tail.h
 FEWEST_ELEMENTS = 1 << 14  # of all rows; below it nothing takes long enough to compile for
 FEWEST_ROWS, MOST_CHUNKS = 256, 128  # of a chunk; of all rows
-ELEMENTS_A_THREAD = 1 << 16  # it takes microseconds to call one
+ELEMENTS_A_THREAD = 1 << 16  # waking a thread takes microseconds
 FEWEST_CHANNELS = 64  # of a sparse product
 MOST_PARTS = 8  # of the gradient of queries in all pairs; threads beyond find no work
 
@@ -59,11 +59,11 @@ _Pairs = _structure(  # of pairs.h
 
 
 def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
-    """Whether `rows` of at most so many `channels` go through the kernels; `tensors` are all that they are made of.
+    """Whether the kernels compute a pass over `rows` with at most `channels` channels; `tensors` are all its inputs.
 
-    The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
-    compiled, exported, traced or transformed, since a kernel sees memory, not operations, and where global hooks are
-    registered, since it calls no modules.
+    This depends on sizes and the machine only, so that equal inputs give equal results. Kernels are not used while a
+    model is compiled, exported, traced or transformed (they record no operations), nor with global module hooks (they
+    call no modules).
     """
     return (
         is_eager(*tensors)  # first: a compiler would take the sizes for its own
@@ -93,7 +93,7 @@ def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = 
         parts.zero_()
     threads = min(torch.get_num_threads(), chunks, 1 + rows * channels // ELEMENTS_A_THREAD) if find().threads else 1
     fields = _Pass(rows=rows, before=before, after=after, chunk=chunk, part=part, threads=max(threads, 1))
-    # Only for tensors that come from elsewhere; tests check the sizes of those that this package makes.
+    # Sizes of tensors that a caller passes in; tests cover those that this package allocates.
     sizes = dict.fromkeys(("source", "grad", "out"), rows * after) | {"numbers": rows, "crow": rows + 1}
     sizes |= dict.fromkeys(("norm", "norm_bias", "shift"), after)
     if name != "multiply_rows":
@@ -112,7 +112,7 @@ def chunk_of(rows: int, channels: int) -> int:
 
 
 def space(*shape: int) -> Tensor:
-    """Room for a kernel to write to, whatever torch's defaults for types and devices are."""
+    """An empty tensor for a kernel to write to, independent of torch's default type and device."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
