@@ -219,7 +219,8 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
         return edge_index
     if not isinstance(edge_index, Tensor):
         index, weight, _ = _from_sparse(edge_index, edge_weight, num_nodes)
-        entries = zlib.crc32(weight.numpy(), zlib.crc32(index.numpy()))  # a scipy matrix has no version counter
+        # A scipy matrix has no version counter.
+        entries = zlib.crc32(weight.cpu().numpy().data, zlib.crc32(index.cpu().numpy().data))
         return _GRAPHS.of(edge_index, (num_nodes, entries), lambda: Graph(index, num_nodes, weight))
     index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # of PyG's EdgeIndex
     given = (index,) if edge_weight is None else (index, edge_weight)
@@ -228,8 +229,9 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
     if index.requires_grad:  # a sparse matrix whose entries are trained
         return Graph(index, num_nodes, edge_weight)
     if edge_weight is not None and edge_weight.requires_grad:
+        graph = as_graph(index, num_nodes)
         _check_weight(edge_weight, index)
-        return as_graph(index, num_nodes)._copy(index.long(), edge_weight)
+        return graph._copy(graph.edge_index, edge_weight)
     key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
     alone = None if edge_weight is None else edge_weight.detach()
     return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))

@@ -31,7 +31,7 @@ def loads(text: str) -> dict[str, Any]:
 
 def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
     if UNSET in table:
-        raise TypeError(f"{'.'.join((*path, UNSET))}: the name is reserved for the list of keys that are None")
+        raise TypeError(f"{'.'.join((*path, UNSET))}: the name is taken; it lists the keys that are None")
     own = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
     lines = [f"{_key(key)} = {_value(value, '.'.join((*path, key)))}" for key, value in own.items()]
     if unset := [key for key, value in table.items() if value is None]:
