@@ -25,7 +25,6 @@ of exponentials are already scaled.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +58,6 @@ class Sums:
     weighted: Tensor  # [P, n, c]: Σ_j g_ij v_j
     total: Tensor  # [P, n, 1]: Σ_j g_ij
     largest: Tensor | None  # [P, n, 1]: the largest score, for exponentials; both sums are then relative to it
-    empty: bool = True  # whether no key has been seen
 
     @staticmethod
     def start(score: Score, out: Tensor) -> Sums:
@@ -90,40 +88,22 @@ def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, 
         yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
 
-class _Scratch:
-    """One buffer that serves every tile, so that a tile's memory is taken from the system once."""
-
-    def __init__(self) -> None:
-        self.buffer: Tensor | None = None
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Products of all rows of `left` with all rows of `right`."""
-        shape = (left.shape[0], left.shape[1], right.shape[1])
-        size = math.prod(shape)
-        if self.buffer is None or self.buffer.numel() < size:
-            self.buffer = left.new_empty(size)
-        return torch.bmm(left, right.mT, out=self.buffer[:size].view(shape))
-
-
 def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
     """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place."""
-    scratch = _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        x = scratch.product(q[p, i], k[p, j])
+        x = torch.bmm(q[p, i], k[p, j].mT)
         weighted, total = sums.weighted[p, i], sums.total[p, i]
         if sums.largest is not None:
             before = sums.largest[p, i]
             after = torch.maximum(before, x.amax(-1, keepdim=True))
             x.sub_(after)
-            if j.start > 0 or not sums.empty:
-                shrink = before.sub(after).exp_()
-                weighted.mul_(shrink)
-                total.mul_(shrink)
+            shrink = before.sub(after).exp_()
+            weighted.mul_(shrink)
+            total.mul_(shrink)
             before.copy_(after)
         g = score.value(x)
         total.add_(g.sum(-1, keepdim=True))
         weighted.baddbmm_(g, v[p, j])
-    sums.empty = False
 
 
 def add_gradients(
@@ -140,11 +120,10 @@ def add_gradients(
     queries_and, keys_and = (q, k) if log_r is None else (_with_constant(q, -log_r), _with_constant(k, None))
     # Sums over queries are products whose long side runs along the keys: as rows, they are faster.
     k_rows, v_rows = k_grad.new_zeros(k_grad.mT.shape), v_grad.new_zeros(v_grad.mT.shape)
-    first, second = _Scratch(), _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        g, pull = score.value_and_pullback(first.product(queries_and[p, i], keys_and[p, j]))
+        g, pull = score.value_and_pullback(torch.bmm(queries_and[p, i], keys_and[p, j].mT))
         v_rows[p, :, j].baddbmm_(a[p, i].mT, g)
-        w = pull(second.product(left[p, i], right[p, j]))
+        w = pull(torch.bmm(left[p, i], right[p, j].mT))
         q_grad[p, i].baddbmm_(w, k[p, j])
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)
