@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix. No torch here: the command line looks at errors before torch is loaded.
+"""Errors that users can fix. Does not import torch: the command line handles errors before torch is loaded.
 
 The command line shows the message of a `UserError` as one sentence. Any other `ValueError` is a bug of the package and
 keeps its traceback.
@@ -88,7 +88,7 @@ class WouldNotFitError(MemoryError):
 
 
 def out_of_memory(error: Exception) -> bool:
-    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no class for it."""
+    """Whether memory ran out. Torch may not be loaded, so its class is known by name; on a CPU it has none."""
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
 

@@ -8,10 +8,10 @@ and backwards, with a_i = ∂o_i / r_i and D_i = a_iᵀo_i,
 
     ∂v_j = Σ_i g(x_ij) a_i,   ∂x_ij = g'(x_ij) (a_iᵀv_j - D_i),   ∂q_i = Σ_j ∂x_ij k_j,   ∂k_j = Σ_i ∂x_ij q_i.
 
-Both directions only add, so keys may come in parts, in any order: the tiles of one device, or the shards of a ring of
-them. The backward pass computes the scores again from the inputs, the output and one number per row. Time is O(N² d),
-memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one comes;
-backwards they use e^(x_ij - log r_i), the normalised weight, in place of g and of r_i = 1.
+Both directions only add, so keys may come in parts, in any order: tiles on one device, or shards on a ring of devices.
+The backward pass computes the scores again from the inputs, the output and one number per row. Time is O(N² d), memory
+O(N d) and one tile. For exponentials the largest score of each row is kept, and sums are rescaled when a larger one
+comes; backwards they use e^(x_ij - log r_i), the normalised weight, in place of g and of r_i = 1.
 
 In a batch, small graphs of similar size form one block. They are computed densely and keep nothing for the backward
 pass: with P = g(x) / r row by row,

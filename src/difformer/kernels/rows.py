@@ -1,4 +1,4 @@
-r"""Operations on many short rows by kernels on a GPU: unit length, LayerNorm and products with a sparse matrix.
+r"""GPU kernels for many short rows: unit length, LayerNorm and products with a sparse matrix.
 
 .. math::
     y = x / ‖x‖, \qquad ∂x = (∂y - y \, y^\top ∂y) / ‖x‖,
@@ -7,8 +7,8 @@ r"""Operations on many short rows by kernels on a GPU: unit length, LayerNorm an
     y = \frac{x - μ}{\sqrt{σ^2 + ε}} \, w + b, \qquad
     ∂x = \frac{1}{\sqrt{σ^2 + ε}} \left(g - \hat x \, \overline{g \hat x} - \overline{g}\right), \quad g = w \, ∂y,
 
-with means over the channels of a row. torch gives every row a block of threads; states have few channels and millions
-of rows, so here a block takes many rows at once.
+with means over the channels of a row. Torch's kernels use one block of threads per row. States have few channels and
+up to millions of rows, so here a block takes many rows.
 """
 
 from __future__ import annotations
