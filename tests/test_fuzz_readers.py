@@ -326,7 +326,7 @@ def read_presets(folder: Path) -> None:
 
 def library(folder: Path) -> None:
     os.environ["DIFFORMER_CACHE"] = str(folder)
-    found = build._look()
+    found = build.find.__wrapped__()
     if found.library is None:
         pytest.skip(found.story)
 
@@ -338,7 +338,7 @@ def read_library(folder: Path) -> None:
     compile_again = build._compile
     build._compile = lambda compiler, flags, path: shutil.copy2(sound, path)
     try:
-        assert build._look().library is not None
+        assert build.find.__wrapped__().library is not None
     finally:
         build._compile = compile_again
 

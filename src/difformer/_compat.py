@@ -1,7 +1,7 @@
-"""Private parts of torch that the package uses, each with what takes its place where torch has changed.
+"""Private parts of torch that the package uses, each with a fallback in case torch changes.
 
-Every function answers a question about tensors or about the program that runs. Where the private part is missing the
-answer is a public one, or the one that leads to the plain formula: always right, sometimes slower.
+Every function answers a question about tensors or the running program. If the private part is missing, it uses a public
+one, or gives the answer that leads to the plain formula: always correct, sometimes slower.
 """
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ class Diffusivity:
     """A pair f = δ', checked when it is made.
 
     Args:
-        name: How the diffusivity is called in options and reports.
+        name: Its name in options and reports.
         f: Exchange between two states at squared distance u, element by element.
         delta: Penalty with derivative f; only differences of it matter. Left out, it is integrated from f.
         score: g(x) = f(2 - 2x) written directly, where that is more accurate or cheaper. Left out, it comes from f.
 
     Raises:
-        TypeError: If f is no function of tensors, as one made with ``math.exp`` in place of ``torch.exp``.
+        TypeError: If f does not work on tensors, for example because it calls ``math.exp`` instead of ``torch.exp``.
         ValueError: If f is negative, increases or is not finite somewhere on [0, 4], or if delta or score belongs to
             another f.
 
@@ -154,10 +154,10 @@ class Diffusivity:
         return (as_diffusivity, (self.name,)) if self.is_named() else (Diffusivity, everything)
 
     def g(self, x: Tensor) -> Tensor:
-        """Score of two unit states with inner product x; where rounding puts x above 1, f is asked at u = 0."""
+        """Score of two unit states with inner product x; if rounding puts x above 1, u = 0 is used."""
         if self.score is not None:
             return self.score(x)
-        u = 2.0 - 2.0 * x  # without normalisation x goes far beyond 1, and f is asked as it stands
+        u = 2.0 - 2.0 * x  # without normalisation x may be far above 1; f is then evaluated as it is
         return self.f(torch.where((u < 0) & (u > -ROUNDING), 0.0, u))
 
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to fix. No torch here: the command line looks at errors before torch is loaded.
+"""Errors that users can fix. Does not import torch: the command line handles errors before torch is loaded.
 
 The command line shows the message of a `UserError` as one sentence. Any other `ValueError` is a bug of the package and
 keeps its traceback.
@@ -6,6 +6,7 @@ keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import lzma
 import struct
 import tarfile
@@ -87,7 +88,7 @@ class WouldNotFitError(MemoryError):
 
 
 def out_of_memory(error: Exception) -> bool:
-    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no class for it."""
+    """Whether memory ran out. Torch may not be loaded, so its class is known by name; on a CPU it has none."""
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
 
@@ -95,16 +96,15 @@ def out_of_memory(error: Exception) -> bool:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that was likely meant, or None.
 
-    It is close to `word`, begins with it, differs by one letter or the order of letters, has a word of its own that is
-    close (``hiden`` for ``hidden_channels``), or has these initials (``lr``).
+    It is close to `word`, begins with it, has a word of its own that is close (``hiden`` for ``hidden_channels``), or
+    has these initials (``lr``).
     """
-    import difflib
-
     names = {name.lower(): name for name in known}
     typed = word.lower()
-    near = [typed] if typed in names else difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
+    cutoff = 0.8 if len(typed) > 5 else 0.66  # one wrong letter of a short name
+    near = [typed] if typed in names else difflib.get_close_matches(typed, names, n=1, cutoff=cutoff)
     if not near and len(typed) >= 3:
-        near = [name for name in names if name.startswith(typed) or _is_slip(typed, name)][:1]
+        near = [name for name in names if name.startswith(typed)]
     if not near:
         parts = {part: name for name in reversed(names) for part in name.split("_") if len(part) > 3 and "_" in name}
         near = [parts[part] for part in difflib.get_close_matches(typed, parts, n=1)]
@@ -123,14 +123,6 @@ def or_near(word: str, known: Iterable[str]) -> str:
     """What follows ``"unknown model 'gccn'"``: ``"; did you mean 'gcn'?"``, or a full stop if no name is near."""
     found = nearest(word, known)
     return "." if found is None else f"; did you mean {found!r}?"
-
-
-def _is_slip(typed: str, name: str) -> bool:
-    """Whether the words differ by one letter, or by the order of letters."""
-    if len(typed) == len(name):
-        return sum(a != b for a, b in zip(typed, name, strict=True)) == 1 or sorted(typed) == sorted(name)
-    short, long = sorted((typed, name), key=len)
-    return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -76,7 +76,7 @@ _ADVICE = {
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns whatever keeps `path` from being written into a `RunFolderError`; earlier content stays as it was.
+    """Raises a `RunFolderError` with advice if `path` cannot be written; earlier content stays as it was.
 
     Below a folder that this process has locked (`only_one`), it is also checked that the lock still holds.
     """
@@ -90,7 +90,7 @@ def writing(path: Path) -> Iterator[None]:
     except RunFolderError:
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "see to it that it can be written")
+        advice = _ADVICE.get(error.errno or 0, "make it writable")
         in_a_run = any(os.path.isfile(place / "config.toml") for place in (path, *path.parents))
         if "choose another" not in advice and in_a_run:
             advice += ", then continue with resume"

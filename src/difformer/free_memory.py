@@ -1,4 +1,4 @@
-"""Memory that is free, and how much of it one step of an operator takes."""
+"""Free memory, and how much of it one step of an operator takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 LEAST = 1 << 16  # elements that are worked on at a time, however little is free
-UNKNOWN = 1 << 62  # on systems that do not tell: what cannot be taken, torch will say itself
+UNKNOWN = 1 << 62  # where the system does not say: torch raises an error if memory runs out
 
 
 def free_bytes(device: torch.device) -> int:
@@ -29,7 +29,7 @@ def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def kernel_value(path: Path, name: str, unit: int) -> int | None:
-    """The number behind a name in one of the kernel's tables."""
+    """The number that follows a name in a table of the Linux kernel."""
     try:
         with path.open() as table:
             return next((unit * int(line.split()[1]) for line in table if line.startswith(name)), None)

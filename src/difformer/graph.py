@@ -114,11 +114,6 @@ class Graph:
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
         return moved
 
-    def with_weights(self, edge_weight: Tensor) -> Graph:
-        """The same edges with other weights ``[E]``, whose indices need not be checked again."""
-        _check_weight(edge_weight, self.edge_index)
-        return self._copy(self.edge_index, edge_weight)
-
     def _copy(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
         """A graph of as many nodes, without a look at its edges."""
         made = Graph.__new__(Graph)
@@ -223,16 +218,20 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
             raise UserError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
         return edge_index
     if not isinstance(edge_index, Tensor):
-        entries = _checksum(edge_index, edge_weight)
-        return _GRAPHS.of(edge_index, (num_nodes, entries), lambda: Graph(edge_index, num_nodes))
-    index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # of PyG's EdgeIndex
+        index, weight, _ = _from_sparse(edge_index, edge_weight, num_nodes)
+        # A scipy matrix has no version counter.
+        entries = zlib.crc32(weight.cpu().numpy().data, zlib.crc32(index.cpu().numpy().data))
+        return _GRAPHS.of(edge_index, (num_nodes, entries), lambda: Graph(index, num_nodes, weight))
+    index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index  # of PyG's EdgeIndex
     given = (index,) if edge_weight is None else (index, edge_weight)
     if not is_eager(*given) or any(x.is_inference() for x in given):
         return Graph(index, num_nodes, edge_weight, keep=False)
     if index.requires_grad:  # a sparse matrix whose entries are trained
         return Graph(index, num_nodes, edge_weight)
     if edge_weight is not None and edge_weight.requires_grad:
-        return as_graph(index, num_nodes).with_weights(edge_weight)
+        graph = as_graph(index, num_nodes)
+        _check_weight(edge_weight, index)
+        return graph._copy(graph.edge_index, edge_weight)
     key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
     alone = None if edge_weight is None else edge_weight.detach()
     return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
@@ -251,16 +250,10 @@ def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn", mask: Tensor | N
     return messages.new_zeros(z.shape).index_add(0, target, messages).to(z.dtype)
 
 
-def _is_scipy(matrix: Any) -> bool:
-    """Known without scipy being loaded."""
-    return hasattr(matrix, "tocoo") and hasattr(matrix, "nnz")
-
-
-def _from_sparse(
-    matrix: Tensor | Any, edge_weight: Tensor | None, num_nodes: int | None
-) -> tuple[Tensor, Tensor | None, int]:
+def _from_sparse(matrix: Tensor | Any, edge_weight: Tensor | None, num_nodes: int | None) -> tuple[Tensor, Tensor, int]:
     """Edges and weights of a sparse matrix of torch (row i receives) or scipy (row i sends)."""
-    if not isinstance(matrix, Tensor) and not _is_scipy(matrix):
+    is_scipy = hasattr(matrix, "tocoo") and hasattr(matrix, "nnz")  # known without scipy being loaded
+    if not isinstance(matrix, Tensor) and not is_scipy:
         wanted = "a torch tensor [2, E], a torch or scipy sparse matrix or a Graph"
         found = f"{type(matrix).__name__}; arrays and lists go through torch.as_tensor, pairs also through .T"
         raise TypeError(f"edge_index must be {wanted}, got {found}")
@@ -278,15 +271,6 @@ def _from_sparse(
     coo = matrix.tocoo()
     ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
     return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
-
-
-def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
-    """Of the entries of a scipy matrix, which has no version counter."""
-    if not _is_scipy(matrix) or edge_weight is not None:
-        _from_sparse(matrix, edge_weight, None)  # says what is wrong
-    check_scipy(matrix, "edge_index")
-    coo = matrix.tocoo()
-    return zlib.crc32(coo.data, zlib.crc32(coo.col.copy(), zlib.crc32(coo.row.copy())))
 
 
 def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 What was computed for a tensor or `Graph` is kept while it lives; an in-place change of a tensor is noticed by its
 version counter. Copies and saved models start without. Safe to use from several threads: two that ask at the same time
-may both do the work, and either result is right.
+may both compute it, and either result may be used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ResultCache(Generic[T]):
             owner: A tensor, sparse matrix or graph. The result must not refer to it, or it is never freed: give `work`
                 ``owner.detach()``.
             key: What else the result depends on; tensors are compared by value, `SameTensor` by identity and version.
-            work: Works it out; never under automatic differentiation, inference mode or reduced precision.
+            work: Computes it; called without autograd, inference mode and autocast.
         """
         key = (*key, version_of(owner))
         with self._lock:

@@ -1,8 +1,8 @@
-"""The form of documents that are read from files: checked as a whole before anything uses them.
+"""Schemas of documents that are read from files, which are checked as a whole before use.
 
-A schema is data: ``str``, ``bool`` and ``dict`` are those types, ``int`` a whole number of at least 0, ``float`` any
-number, ``None`` null; a set lists the texts that are allowed, a list of one schema is a list of such values, a tuple
-names alternatives, a `Rule` is a function, and a dictionary names the entries of a table.
+A schema is data: ``str``, ``bool`` and ``dict`` stand for those types, ``int`` for a whole number of at least 0,
+``float`` for any number and ``None`` for null. A set lists the strings that are allowed, a list of one schema describes
+a list of such values, a tuple gives alternatives, a `Rule` is a function, and a dictionary describes a table.
 """
 
 from __future__ import annotations

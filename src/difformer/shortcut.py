@@ -1,4 +1,4 @@
-"""Shortcuts of eager mode, such as kernels and hand-written gradients: when they are right, and operators with them."""
+"""When eager-mode shortcuts (kernels, hand-written gradients) may be used, and operators that use them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from difformer._compat import is_transforming
 
-PLAIN = (Tensor, nn.Parameter)  # not their subclasses, such as the tensors without values that compilers trace with
+PLAIN = (Tensor, nn.Parameter)  # not their subclasses, such as the fake tensors that compilers trace with
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether a shortcut is right: not while a model is compiled or exported, in `torch.func`, or on other classes."""
+    """Whether shortcuts may be used: not in compiled or exported programs, in `torch.func`, or on tensor subclasses."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:

@@ -1,7 +1,7 @@
-"""TOML, written: the standard library only reads it.
+"""A writer for TOML, which the standard library only reads.
 
-Tables of tables, lists, texts, numbers and truth values come out as they went in. TOML has no None: a table lists the
-keys that are None under ``unset``.
+Nested tables, lists, strings, numbers and booleans are read back as they were written. TOML has no None: a table lists
+the keys that are None under ``unset``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The standard library reads TOML from Python 3.11 on; before, tomli does, from which it was taken.
+# `tomllib` came with Python 3.11; before that, the same code is the package tomli.
 _reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 UNSET = "unset"
@@ -31,7 +31,7 @@ def loads(text: str) -> dict[str, Any]:
 
 def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
     if UNSET in table:
-        raise TypeError(f"{'.'.join((*path, UNSET))}: the name is taken; it lists the keys that are none")
+        raise TypeError(f"{'.'.join((*path, UNSET))}: the name is taken; it lists the keys that are None")
     own = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
     lines = [f"{_key(key)} = {_value(value, '.'.join((*path, key)))}" for key, value in own.items()]
     if unset := [key for key, value in table.items() if value is None]:
@@ -49,7 +49,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any, where: str) -> str:
-    if isinstance(value, bool | str):  # TOML escapes as JSON does, and a character more
+    if isinstance(value, bool | str):  # TOML escapes as JSON does, and also DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, int | float):
         return repr(float(value) if isinstance(value, float) else int(value))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs, peak_bytes
 
-from difformer.attention import Segments, dispatch, polynomial, propagate, reference, summarise
+from difformer.attention import Segments, polynomial, propagate, reference, summarise
 from difformer.attention.polynomial import bounds, coefficients, degree_for, evaluate, moments
 from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 from difformer.diffusivity import CONSTANT, SIGMOID, SIMPLE
@@ -220,19 +220,6 @@ def test_every_built_in_diffusivity_is_a_polynomial_somewhere():
     for name in set(DIFFUSIVITIES) - {"sharp"}:  # which no polynomial of low degree follows
         if name != "identity":
             assert degree_for(as_diffusivity(name, channels=64), 0.02) <= 4
-
-
-def test_what_costs_much_more_than_pairs_says_so(recwarn):
-    q = torch.zeros(2000, 1, 16)
-
-    def warn(diffusivity):
-        powers = polynomial.expand(diffusivity, 1e-3)
-        dispatch._warn_of_cost(q, q, powers, polynomial.pairs_that_pay(16, 16, powers))
-
-    warn("sigmoid")
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="times as much as backend='blockwise' here: of degree"):
-        warn("gaussian:0.5")
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -32,11 +32,11 @@ def test_output_and_every_gradient_are_those_of_the_whole_products(slices):
     torch.autograd.gradgradcheck(gram.affine, inputs)
 
 
-def test_mixed_precision_and_forward_mode(slices):
+def test_mixed_precision(slices):
     """Under autocast the factors that are kept are of another type than the gradient."""
     torch.manual_seed(0)
     conv = DIFFormerConv(4, 4, qk_norm="none", graph_weight=None)  # scores that matter: a global norm makes them tiny
-    z, change = torch.randn(30, 4), torch.randn(30, 4)
+    z = torch.randn(30, 4)
 
     def gradients(layer):
         with torch.autocast("cpu", torch.bfloat16):
@@ -48,8 +48,6 @@ def test_mixed_precision_and_forward_mode(slices):
     exact = torch.autograd.grad(slow(z).square().sum(), list(slow.parameters()))
     for first, second in zip(gradients(conv), exact, strict=True):
         torch.testing.assert_close(first, second, atol=0.03 * float(second.abs().max()), rtol=0)
-    found, wanted = (torch.func.jvp(layer, (z,), (change,)) for layer in (conv, slow))
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_only_a_stack_on_a_gpu_is_sliced():

@@ -8,7 +8,7 @@ import torch
 
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
-from difformer.kernels.cpu import input as input_kernel
+from difformer.kernels.cpu import layer as layer_module
 from difformer.kernels.fused import fused_layer
 from difformer.nn.context import as_structure
 from difformer.nn.dropout import dropout_key
@@ -107,11 +107,11 @@ assert os.waitpid(child, 0)[1] == 0
 
 def test_an_input_layer_keeps_nothing_where_no_gradient_is_asked_for(monkeypatch):
     taken = []
-    monkeypatch.setattr(input_kernel, "space", lambda *shape: taken.append(shape) or passes.space(*shape))
+    monkeypatch.setattr(layer_module, "space", lambda *shape: taken.append(shape) or passes.space(*shape))
     layer, x = torch.nn.Linear(5, 7), torch.randn(30, 5)
-    kept = input_kernel.fused_input(layer, None, x, None)
+    kept = layer_module.fused_input(layer, None, x, None)
     assert taken == [(30, 7), (30, 7), (30,)]
     taken.clear()
     with torch.no_grad():
-        torch.testing.assert_close(input_kernel.fused_input(layer, None, x, None), kept)
+        torch.testing.assert_close(layer_module.fused_input(layer, None, x, None), kept)
     assert taken == [(30, 7)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from difformer.attention import Segments, propagate, reference
-from difformer.kernels.cpu import explain, library, passes, sigmoid_pairs
+from difformer.kernels.cpu import explain, library, passes
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
 
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.skipif(library() is None, reason=explain())
 def calls(monkeypatch):
     """Which kernels run, on inputs of any size."""
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
-    made, run = [], sigmoid_pairs._run
+    made, run = [], passes._run_pairs
     monkeypatch.setattr(
-        sigmoid_pairs, "_run", lambda name, *given, **others: made.append(name) or run(name, *given, **others)
+        passes, "_run_pairs", lambda name, *given, **others: made.append(name) or run(name, *given, **others)
     )
     return made
 

@@ -6,8 +6,7 @@ memory. With a tolerance, N times F monomials take their place where they cost l
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 from difformer._compat import constant_result, is_transformed
 from difformer.attention import linear, pair_operator, polynomial, reference, tiles
-from difformer.attention.polynomial import Bounds, bounds, degree_for
+from difformer.attention.polynomial import Bounds, bounds
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.attention.summary import LINEAR, summarise, with_mass
@@ -26,7 +25,6 @@ from difformer.free_memory import free_bytes
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
 LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU; sums of monomials are float32
-MUCH_DEARER, MANY_SUMS = 100, 2e10  # times the cost of pairs, and additions: beyond both there is a warning
 LONGEST_SOFTMAX_ROW = 512  # bytes: for longer rows torch has no kernel that keeps the pairs out of memory
 
 
@@ -76,11 +74,6 @@ def _polynomial_if(key: str, tol: float) -> tuple[float, ...]:
         return ()
 
 
-@constant_result
-def _bounds(key: str, tol: float) -> Bounds:
-    return bounds(diffusivity_of(key), degree_for(diffusivity_of(key), tol))
-
-
 def softmax_serves(s: Situation, form: str) -> bool:
     """Whether torch's own attention answers without all pairs in memory: exponentials of one graph on a CUDA device."""
     known = s.device.type == "cuda" and s.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -119,7 +112,7 @@ def choose(s: Situation, key: str, tol: float | None) -> Choice:
         needed, free = _polynomial_bytes(s, found) / 2**30, free_bytes(s.device) / 2**30
         if needed > 0.8 * free:
             return _exact(s, form, f"the monomials need {needed:.1f} GiB, {free:.1f} GiB are free")
-    return Choice("polynomial", f"above {pays:,} rows monomials cost less than pairs", _bounds(key, tol))
+    return Choice("polynomial", f"above {pays:,} rows monomials cost less than pairs")
 
 
 def explain(
@@ -148,7 +141,11 @@ def explain(
         linear: simple is a sum: exact in O(N d c) operations and O(d c) memory
     """
     situation = Situation(n, d, d if channels is None else channels, heads, torch.device(device), dtype)
-    return choose(situation, score_key(diffusivity, d), tol)
+    key = score_key(diffusivity, d)
+    choice = choose(situation, key, tol)
+    if tol is None or choice.backend != "polynomial":
+        return choice
+    return replace(choice, bounds=bounds(diffusivity_of(key), len(_polynomial_if(key, tol)) - 1))
 
 
 def propagate(
@@ -279,13 +276,10 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
     """Sums of monomials; of a batch, large graphs go one by one and all small ones together by their pairs."""
-    powers = polynomial.expand(key, tol)
-    pay = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], powers)
     if segments is None:
-        _warn_of_cost(q, v, powers, pay)
         return summarise(k, v, key, tol=tol).answer(q)
     polynomial.check_norms(q=q, k=k)
-    pays = segments.sizes > pay
+    pays = segments.sizes > polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], polynomial.expand(key, tol))
     order = [(segments.batch == graph).nonzero().squeeze(1) for graph in pays.nonzero().squeeze(1).tolist()]
     outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in order]
     rows = (~pays[segments.batch]).nonzero().squeeze(1)
@@ -294,21 +288,6 @@ def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | 
         outs.append(tiles.propagate(q[rows], k[rows], v[rows], key, few))
         order.append(rows)
     return torch.cat(outs)[torch.argsort(torch.cat(order))]
-
-
-def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> None:
-    """Warns if monomials cost much more than pairs."""
-    if torch.compiler.is_compiling():
-        return
-    sums = q.shape[0] * q.shape[1] * polynomial.total_count(q.shape[-1], polynomial.degrees_of(powers)) * v.shape[-1]
-    if pay > MUCH_DEARER * q.shape[0] and sums > MANY_SUMS:
-        warnings.warn(
-            f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "
-            f"degree {len(powers) - 1} in {q.shape[-1]} channels it pays from {pay:,} rows on, and there are "
-            f"{q.shape[0]:,}; raise tol, or use backend='auto'",
-            UserWarning,
-            stacklevel=5,
-        )
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:

@@ -95,7 +95,7 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     """A string for a diffusivity or its name, the same at every call; a key passes through."""
     if isinstance(given, str) and given in _SCORES:
         return given
-    # What is registered can be replaced, so it is not kept.
+    # Registered names can be replaced, so they are not cached.
     built_in = isinstance(given, str) and given not in OWN
     diffusivity = _named(given, channels) if built_in else as_diffusivity(given)
     score = vars(diffusivity).get("_score")
@@ -115,7 +115,7 @@ def _named(name: str, channels: int) -> Diffusivity:
 
 
 def apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """Work in a thread of its own: an export or a vmap in progress in this one would record it."""
+    """Runs `work` in another thread, so that an export or a vmap in progress in this one does not record it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *args, **options).result()
 

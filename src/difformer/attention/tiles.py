@@ -8,10 +8,10 @@ and backwards, with a_i = ∂o_i / r_i and D_i = a_iᵀo_i,
 
     ∂v_j = Σ_i g(x_ij) a_i,   ∂x_ij = g'(x_ij) (a_iᵀv_j - D_i),   ∂q_i = Σ_j ∂x_ij k_j,   ∂k_j = Σ_i ∂x_ij q_i.
 
-Both directions only add, so keys may come in parts, in any order: the tiles of one device, or the shards of a ring of
-them. The backward pass computes the scores again from the inputs, the output and one number per row. Time is O(N² d),
-memory O(N d) and one tile. Exponentials keep the largest score of each row, and rescale when a larger one comes;
-backwards they use e^(x_ij - log r_i), the normalised weight, in place of g and of r_i = 1.
+Both directions only add, so keys may come in parts, in any order: tiles on one device, or shards on a ring of devices.
+The backward pass computes the scores again from the inputs, the output and one number per row. Time is O(N² d), memory
+O(N d) and one tile. For exponentials the largest score of each row is kept, and sums are rescaled when a larger one
+comes; backwards they use e^(x_ij - log r_i), the normalised weight, in place of g and of r_i = 1.
 
 In a batch, small graphs of similar size form one block. They are computed densely and keep nothing for the backward
 pass: with P = g(x) / r row by row,
@@ -25,7 +25,6 @@ of exponentials are already scaled.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,7 @@ from difformer.attention.scores import Pullback, Score, find_score, working_dtyp
 from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks, packed
 from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE, safe_total, smallest_total
 from difformer.free_memory import elements_at_a_time
-from difformer.kernels.cpu import sigmoid_pairs
+from difformer.kernels.cpu import passes
 from difformer.shortcut import row_operator
 
 CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
@@ -59,7 +58,6 @@ class Sums:
     weighted: Tensor  # [P, n, c]: Σ_j g_ij v_j
     total: Tensor  # [P, n, 1]: Σ_j g_ij
     largest: Tensor | None  # [P, n, 1]: the largest score, for exponentials; both sums are then relative to it
-    empty: bool = True  # whether no key has been seen
 
     @staticmethod
     def start(score: Score, out: Tensor) -> Sums:
@@ -90,40 +88,22 @@ def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, 
         yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
 
-class _Scratch:
-    """One buffer that serves every tile, so that a tile's memory is taken from the system once."""
-
-    def __init__(self) -> None:
-        self.buffer: Tensor | None = None
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Products of all rows of `left` with all rows of `right`."""
-        shape = (left.shape[0], left.shape[1], right.shape[1])
-        size = math.prod(shape)
-        if self.buffer is None or self.buffer.numel() < size:
-            self.buffer = left.new_empty(size)
-        return torch.bmm(left, right.mT, out=self.buffer[:size].view(shape))
-
-
 def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
     """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place."""
-    scratch = _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        x = scratch.product(q[p, i], k[p, j])
+        x = torch.bmm(q[p, i], k[p, j].mT)
         weighted, total = sums.weighted[p, i], sums.total[p, i]
         if sums.largest is not None:
             before = sums.largest[p, i]
             after = torch.maximum(before, x.amax(-1, keepdim=True))
             x.sub_(after)
-            if j.start > 0 or not sums.empty:
-                shrink = before.sub(after).exp_()
-                weighted.mul_(shrink)
-                total.mul_(shrink)
+            shrink = before.sub(after).exp_()
+            weighted.mul_(shrink)
+            total.mul_(shrink)
             before.copy_(after)
         g = score.value(x)
         total.add_(g.sum(-1, keepdim=True))
         weighted.baddbmm_(g, v[p, j])
-    sums.empty = False
 
 
 def add_gradients(
@@ -140,11 +120,10 @@ def add_gradients(
     queries_and, keys_and = (q, k) if log_r is None else (_with_constant(q, -log_r), _with_constant(k, None))
     # Sums over queries are products whose long side runs along the keys: as rows, they are faster.
     k_rows, v_rows = k_grad.new_zeros(k_grad.mT.shape), v_grad.new_zeros(v_grad.mT.shape)
-    first, second = _Scratch(), _Scratch()
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        g, pull = score.value_and_pullback(first.product(queries_and[p, i], keys_and[p, j]))
+        g, pull = score.value_and_pullback(torch.bmm(queries_and[p, i], keys_and[p, j].mT))
         v_rows[p, :, j].baddbmm_(a[p, i].mT, g)
-        w = pull(second.product(left[p, i], right[p, j]))
+        w = pull(torch.bmm(left[p, i], right[p, j].mT))
         q_grad[p, i].baddbmm_(w, k[p, j])
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)
@@ -179,8 +158,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes, ke
         for _, (queries, keys, values, o, *r) in block.pieces((q, k, v), (out,) if small else (out, total)):
             if small:  # computes everything again in backward, and so keeps no totals
                 torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
-            elif sigmoid_pairs.takes(score.form, queries, keys, values):
-                sigmoid_pairs.forward(queries, keys, values, o, *r)
+            elif passes.takes_pairs(score.form, queries, keys, values):
+                passes.answer_pairs(queries, keys, values, o, *r)
             else:
                 sums = Sums.start(score, o)
                 add_keys(score, queries, keys, values, sums)
@@ -207,8 +186,8 @@ def _backward(
                 g.zero_()
             o, r, *_ = rest
             a, inner = row_terms(score, given, o, r, keys.shape[1])
-            if sigmoid_pairs.takes(score.form, *rows):
-                sigmoid_pairs.backward(*rows, a, inner, to)
+            if passes.takes_pairs(score.form, *rows):
+                passes.pull_pairs(*rows, a, inner, to)
             else:
                 add_gradients(score, *rows, a, inner, r if score.exponential else None, to)
     if score.exponential:

@@ -1,1 +1,55 @@
-"""Fast replacements for the step of a layer, chosen by one predicate: `difformer.kernels.fused.why_not_fused`."""
+"""Fast replacements for the step of a layer, chosen by one predicate: `difformer.kernels.fused.why_not_fused`.
+
+Here is what a fused layer does, as the kernels in C and those of a GPU are told.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from difformer.sparse import SparseMatrix
+
+Some = Tensor | None
+
+
+class Weights(NamedTuple):
+    """a, b, c and s of a step a Z + b P + c S V + s Z⁰; without a matrix S is the identity."""
+
+    state: float
+    latent: float
+    observed: float
+    source: float = 0.0
+
+
+class MaskKey(NamedTuple):
+    """All that a dropout mask follows from, for kernels that work it out by themselves."""
+
+    first: int  # int16 that keeps an entry
+    scale: float  # 1 / (1 - p)
+    key: int  # half of the key, the number of the dropout mixed in
+    twin: int  # the other half
+    numbers: Tensor | None  # [N] int32, of the rows, from 1; None for 1 … N
+
+
+class Tail(NamedTuple):
+    """What follows a step: a LayerNorm (its ε; None without), ReLU, and dropout by a key or by torch's generator."""
+
+    eps: float | None = None
+    relu: bool = False
+    mask: MaskKey | None = None
+    rate: float = 0.0
+
+
+class Plan(NamedTuple):
+    """What a layer does beside its parameters."""
+
+    weights: Weights
+    matrix: SparseMatrix | None  # S
+    tail: Tail  # what follows the step
+    pairs: bool  # whether g is the logistic function of all pairs; otherwise g(x) = 1 + x
+    tied: bool  # whether keys are the queries
+    transform: bool  # whether there is a map of values
+    qk_norm: str  # as in `DIFFormerConv`; unless it is "row", queries and keys are linear in the states
+    low: bool = False  # whether, on a GPU, the product with a large matrix may gather bfloat16

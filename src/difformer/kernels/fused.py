@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
-from difformer.kernels import cpu
+from difformer.kernels import Plan, Some, Tail, Weights
+from difformer.kernels.cpu.layer import fused_layer as layer_in_c
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS, serves
 from difformer.kernels.gpu_layer import GPULayer
-from difformer.kernels.plan import Plan, Some, Tail, Weights
 from difformer.kernels.rows import LayerNorm, RowTail, in_kernels, plain
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
@@ -36,10 +36,10 @@ _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_querie
 
 
 def is_touched(module: nn.Module) -> bool:
-    """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
+    """Whether a call of the module may do more than its class defines: hooks, pruning, a method set on the instance."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
-    # Older compilers cannot look into an instance.
+    # Older versions of torch cannot compile `vars` of an instance.
     return not torch.compiler.is_compiling() and not _METHODS.isdisjoint(vars(module))
 
 
@@ -193,7 +193,7 @@ def fused_layer(
         key = None if dropout is None else dropout.key()
         edges = _identity(z.shape[0]) if matrix is None and weights.observed else matrix
         plan = Plan(weights, edges, tail._replace(mask=key), *options)
-        out = cpu.layer.fused_layer(z, source, found, plan, parameters)
+        out = layer_in_c(z, source, found, plan, parameters)
         return out if dropout is None or key is not None else dropout.apply(out)
     if conv.qk_norm != "row" or not is_eager(*others) or not _on_gpu(conv, z, *scales):
         return None
@@ -266,7 +266,7 @@ def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
         x = SparseMatrix.of(x)
     plain = type(layer) is nn.Linear and not is_touched(layer)
     if isinstance(x, SparseMatrix):
-        if not plain:  # what was replaced, hooked or wrapped is called, with what it expects
+        if not plain:  # a replaced, hooked or wrapped module is called, with the dense input that it expects
             return layer(x.to_dense())
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias

@@ -38,10 +38,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.diffusivity import SMALLEST_MEAN_EXCHANGE
-from difformer.kernels.plan import Plan, Some
+from difformer.kernels import Plan, Some
 from difformer.kernels.rows import SMALLEST_NORM, drop, launch, launch_pairs, mask_scale, plain, programs
 from difformer.shortcut import once_differentiated
-from difformer.sparse import CSR, add_product
+from difformer.sparse import add_product
 
 MOST_ELEMENTS = 1 << 24  # of the states, up to which queries, keys and values are kept: 64 MB each
 CHUNK = 1 << 23  # elements of the states that are worked on at a time beyond: 32 MB
@@ -110,7 +110,7 @@ class _Layer:
         else:
             inner, sums = torch.mm(k.T, v), parts.sum(0)
             r = torch.mm(q, inner)
-        observed = self.observed(v)
+        observed = self.over_edges(v)
         step, out = self.space_for_step(v, observed), torch.empty_like(r) if plan.pairs else r
         self.finish(z, r, q, sums, stats, observed, source, mask, step, out)
         return out, (step, stats, inner, sums, r if plan.pairs else None, weight, k, q, values)
@@ -134,7 +134,7 @@ class _Layer:
         h_grad, earlier = z.new_empty(n, weight.shape[0]), q_grad if plan.tied else None
         self.pull_queries(q_grad, answers, q, stats, stats, sums, h_grad if earlier is None else earlier, parts)
         found, base = parts.sum(0), None if plan.transform else torch.empty_like(z)
-        pulled, given = self.pulled(g, answers), None if sums is None else found  # answers are used up
+        pulled, given = self.over_edges(g, answers, back=True), None if sums is None else found  # answers are used up
         start = (g if a else None, a / self.scale)
         self.pull_senders(k_grad, v_grad, pulled, k, stats, given, earlier, *start, h_grad, base, parts, 5)
         if base is not None:
@@ -152,8 +152,8 @@ class _Layer:
             v = None if values is None else values[i]
             h = self.map_rows(z[i], weight, biases, v, None, part)
             inner.addmm_(h[:, -width:].T, z[i] if v is None else v)
-        sums, total, out = parts.flatten(0, 1).sum(0), z.new_empty(self.rows), z.new_empty(self.rows, width)
-        observed = self.observed(z if values is None else values)
+        sums, total, out = parts.flatten(0, 1).sum(0), z.new_empty(self.rows, 1), z.new_empty(self.rows, width)
+        observed = self.over_edges(z if values is None else values)
         step = self.space_for_step(out, observed)
         del values, v  # both hold the memory
         for i in self.chunks():
@@ -182,7 +182,7 @@ class _Layer:
             else:
                 torch.mm(h_grad, self.weights[-1], out=z_grad[i])
         found, parts = parts.flatten(0, 1).sum(0), self.parts(2)
-        pulled = self.pulled(g, torch.empty_like(g))
+        pulled = self.over_edges(g, back=True)
         for i, part in zip(self.chunks(), parts, strict=True):
             norms, v = z.new_empty(z[i].shape[0], 1), torch.empty_like(grad[i]) if plan.transform else None
             h = self.map_rows(z[i], weight, biases, v, norms, None)
@@ -211,20 +211,13 @@ class _Layer:
         """Room for sums over the rows of each chunk; the last may have fewer programs."""
         return self.z.new_zeros(-(-self.rows // self.step), programs(self.step, self.width), count * self.width)
 
-    def observed(self, v: Tensor) -> Some:
-        """S V, or V where S is the identity."""
+    def over_edges(self, x: Tensor, out: Some = None, *, back: bool = False) -> Some:
+        """S x, or Sᵀ x if `back`, written to `out`; x itself where S is the identity."""
         if self.plan.matrix is None:
-            return v if self.plan.weights.observed else None
-        return self.gathered(self.plan.matrix.rows, v, torch.empty_like(v))
-
-    def pulled(self, g: Tensor, out: Tensor) -> Some:
-        """Sᵀ times the gradient of the step, in `out`."""
-        if self.plan.matrix is None:
-            return g if self.plan.weights.observed else None
-        return self.gathered(self.plan.matrix.columns, g, out)
-
-    def gathered(self, matrix: CSR, x: Tensor, out: Tensor) -> Tensor:
+            return x if self.plan.weights.observed else None
+        matrix = self.plan.matrix.columns if back else self.plan.matrix.rows
         low = self.plan.low and matrix.value.numel() > MOST_ENTRIES
+        out = torch.empty_like(x) if out is None else out
         return add_product(matrix, x.to(torch.bfloat16) if low else x, out, beta=0)
 
     def space_for_step(self, like: Tensor, observed: Some) -> Some:
@@ -260,7 +253,7 @@ class _Layer:
         (a, b, c, s), (eps, relu, *_) = self.plan.weights, self.plan.tail
         given = (r, q, sums, total, observed, z if a else None, source, *self.norm, mask, step, out)
         numbers = (float(self.rows), self.floor, a, b, c, s, eps or 0.0)
-        launch("tail_forward", r, self.width, given, numbers, Q_ROW=q.stride(0), T_ROW=_row(total), RELU=relu)
+        launch("tail_forward", r, self.width, given, numbers, Q_ROW=q.stride(0), T_ROW=total.shape[1], RELU=relu)
 
     def pull_tail(
         self, grad: Tensor, mask: Some, step: Some, r: Some, total: Tensor, g: Tensor, answers: Tensor, mean: Some,
@@ -270,7 +263,7 @@ class _Layer:
         eps, relu, _, rate = self.plan.tail
         given = (grad, mask, step, *self.norm, r, total, g, answers, mean, parts)
         numbers = (mask_scale(mask, rate), eps or 0.0, self.plan.weights.latent, self.scale)
-        launch("tail_backward", grad, self.width, given, numbers, PARTS=5, T_ROW=_row(total), RELU=relu)
+        launch("tail_backward", grad, self.width, given, numbers, PARTS=5, T_ROW=total.shape[1], RELU=relu)
 
     def pull_queries(
         self, q_grad: Tensor, answers: Tensor, q: Tensor, norms: Tensor, total: Tensor, sums: Some, out: Tensor,
@@ -278,7 +271,7 @@ class _Layer:
     ) -> None:  # fmt: skip
         """The gradients of what queries were mapped from, to the last columns of `out`."""
         given = (q_grad, answers, q, norms, total, sums, out, parts)
-        sizes = {"Q_ROW": q.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "T_ROW": _row(total)}
+        sizes = {"Q_ROW": q.stride(0), "H_ROW": out.shape[1], "NORM_ROW": norms.shape[1], "T_ROW": total.shape[1]}
         unit = int(norms is total and not self.plan.tied)
         launch("query_backward", q_grad, self.width, given, (self.floor,), PARTS=5, UNIT=unit, **sizes)
 
@@ -295,11 +288,6 @@ class _Layer:
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor:
     return maps[0] if len(maps) == 1 else torch.cat(list(maps))
-
-
-def _row(total: Tensor) -> int:
-    """Numbers per row, of which the last is the total."""
-    return 1 if total.dim() == 1 else total.shape[1]
 
 
 def _part(x: Some, rows: slice) -> Some:

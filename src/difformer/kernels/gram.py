@@ -113,7 +113,6 @@ class _OfTwoFactors(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
 
 class _Product(_OfTwoFactors):
@@ -126,11 +125,6 @@ class _Product(_OfTwoFactors):
         a, b = _alike(grad, *ctx.saved_tensors)
         return b @ grad.T, a @ grad
 
-    @staticmethod
-    def jvp(ctx: Any, a_change: Tensor, b_change: Tensor) -> Tensor:
-        a, b = ctx.saved_tensors
-        return a_change.T @ b + a.T @ b_change
-
 
 class _Times(_OfTwoFactors):
     @staticmethod
@@ -141,11 +135,6 @@ class _Times(_OfTwoFactors):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         z, weight = _alike(grad, *ctx.saved_tensors)
         return grad @ weight.T, tall_product(z, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, z_change: Tensor, weight_change: Tensor) -> Tensor:
-        z, weight = ctx.saved_tensors
-        return z_change @ weight + z @ weight_change
 
 
 def _alike(grad: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-r"""Operations on many short rows by kernels on a GPU: unit length, LayerNorm and products with a sparse matrix.
+r"""GPU kernels for many short rows: unit length, LayerNorm and products with a sparse matrix.
 
 .. math::
     y = x / ‖x‖, \qquad ∂x = (∂y - y \, y^\top ∂y) / ‖x‖,
@@ -7,8 +7,8 @@ r"""Operations on many short rows by kernels on a GPU: unit length, LayerNorm an
     y = \frac{x - μ}{\sqrt{σ^2 + ε}} \, w + b, \qquad
     ∂x = \frac{1}{\sqrt{σ^2 + ε}} \left(g - \hat x \, \overline{g \hat x} - \overline{g}\right), \quad g = w \, ∂y,
 
-with means over the channels of a row. torch gives every row a block of threads; states have few channels and millions
-of rows, so here a block takes many rows at once.
+with means over the channels of a row. Torch's kernels use one block of threads per row. States have few channels and
+up to millions of rows, so here a block takes many rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer import sparse
-from difformer.kernels.plan import Some
+from difformer.kernels import Some
 from difformer.shortcut import is_eager, once_differentiated
 from difformer.sparse import CSR
 
@@ -55,7 +55,7 @@ def in_kernels(width: int, x: Tensor, *others: Tensor) -> bool:
 
 @functools.cache
 def _runs_on(place: int) -> bool:
-    """Whether kernels can be compiled and run on a device; Triton needs a C compiler, which slim images lack."""
+    """Whether kernels compile and run on a device; Triton needs a C compiler, which slim images lack."""
     x = torch.ones(1, 1, dtype=torch.float32, device=DEVICE if place < 0 else f"{DEVICE}:{place}")
     try:
         for _ in range(2):  # compiled by Triton, then launched as `_run` keeps it
@@ -67,9 +67,9 @@ def _runs_on(place: int) -> bool:
 
 
 def by_rows(x: Tensor) -> bool:
-    """Whether ``x [N, d]`` is for the kernels: torch would take longer."""
+    """Whether the kernels take ``x [N, d]`` and are faster than torch."""
     return (
-        is_eager(x)  # first: a compiler would follow what comes behind
+        is_eager(x)  # first: a compiler would trace the other conditions
         and x.device.type == DEVICE
         and x.dim() == 2
         and x.shape[0] >= FEWEST_ROWS

@@ -13,6 +13,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _block(first, N, real, ROWS: tl.constexpr):
+    """Of the rows from `first` on: which exist, which of their padded channels exist, and their numbers."""
+    rows = first + tl.arange(0, ROWS)
+    inside = rows < N
+    return inside, inside[:, None] & real, rows.to(tl.int64)
+
+
+@triton.jit
 def _deviation(x, real, D: tl.constexpr, eps):
     """x̂ = (x - μ) / √(σ² + ε) and 1 / √(σ² + ε), over the channels of each row."""
     centred = tl.where(real, x - (tl.sum(x, 1) / D)[:, None], 0.0)
@@ -36,10 +44,7 @@ def unit_forward(
     real = c < D
     v_sum, k_sum = tl.full((WIDTH,), 0.0, tl.float32), tl.full((WIDTH,), 0.0, tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        inside = rows < N
-        there = inside[:, None] & real
-        row = rows.to(tl.int64)
+        inside, there, row = _block(first, N, real, ROWS)
         start = row[:, None] * ((VALUES + UNITS) * D) + c
         if VALUES:
             v = tl.load(H + start, there, 0.0) + tl.load(VB + c, real, 0.0)
@@ -77,10 +82,7 @@ def tail_forward(
     channel = tl.arange(0, WIDTH)
     real = channel < D
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        inside = rows < N
-        there = inside[:, None] & real
-        row = rows.to(tl.int64)
+        inside, there, row = _block(first, N, real, ROWS)
         place = row[:, None] * D + channel
         x = tl.full((ROWS, WIDTH), 0.0, tl.float32)
         if R is not None:
@@ -123,10 +125,7 @@ def tail_backward(
     w_sum, b_sum = tl.full((WIDTH,), 0.0, tl.float32), tl.full((WIDTH,), 0.0, tl.float32)
     a_sum = tl.full((WIDTH,), 0.0, tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        inside = rows < N
-        there = inside[:, None] & real
-        row = rows.to(tl.int64)
+        inside, there, row = _block(first, N, real, ROWS)
         place = row[:, None] * D + c
         g = tl.load(GRAD + place, there, 0.0)
         if MASK is not None:
@@ -170,10 +169,7 @@ def query_backward(
     real = c < D
     k_sum, h_sum = tl.full((WIDTH,), 0.0, tl.float32), tl.full((WIDTH,), 0.0, tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        inside = rows < N
-        there = inside[:, None] & real
-        row = rows.to(tl.int64)
+        inside, there, row = _block(first, N, real, ROWS)
         g = tl.load(GRAD + row[:, None] * D + c, there, 0.0)
         q = tl.load(Q + row[:, None] * Q_ROW + c, there, 0.0)
         if SUMS is not None:
@@ -203,10 +199,7 @@ def sender_backward(
     real = channel < D
     v_sum, k_sum = tl.full((WIDTH,), 0.0, tl.float32), tl.full((WIDTH,), 0.0, tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
-        rows = first + tl.arange(0, ROWS)
-        inside = rows < N
-        there = inside[:, None] & real
-        row = rows.to(tl.int64)
+        inside, there, row = _block(first, N, real, ROWS)
         place, start = row[:, None] * D + channel, row[:, None] * H_ROW + channel
         g, v = tl.load(K_GRAD + place, there, 0.0), tl.load(V_GRAD + place, there, 0.0)
         if SUMS is not None:

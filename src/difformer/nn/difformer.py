@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.kernels.cpu.input import fused_input
+from difformer.kernels.cpu.layer import fused_input
 from difformer.kernels.fused import fused_layer, fused_tail, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.context import Context, Structure, as_structure, snapshots
@@ -181,7 +181,8 @@ class DIFFormer(Pretrained):
     def encode(self, x: Features) -> Tensor:
         """Z⁰ = dropout(ReLU(LayerNorm(X W_I + b_I))); a bag of words stays sparse."""
         drop = LayerDropout(self.dropout, self.training)
-        if why_not_fused_input(self.input, self.input_norm, x) is None:
+        reference = self.config["backend"] == "reference"  # in plain operations, which differentiate twice
+        if not reference and why_not_fused_input(self.input, self.input_norm, x) is None:
             mask = drop.key()
             z = fused_input(self.input, None if isinstance(self.input_norm, nn.Identity) else self.input_norm, x, mask)
             return drop.apply(z) if mask is None else z

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.kernels.plan import MaskKey
+from difformer.kernels import MaskKey
 
 
 class dropout_key:

@@ -3,7 +3,6 @@
 `difformer.kernels.cpu.explain()` says whether they are used, and why not. ``DIFFORMER_NATIVE=0`` switches them off.
 """
 
-from difformer.kernels.cpu import input, layer
 from difformer.kernels.cpu.build import explain, library
 
-__all__ = ["explain", "input", "layer", "library"]
+__all__ = ["explain", "library"]

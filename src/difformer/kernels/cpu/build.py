@@ -2,16 +2,16 @@
 
 The first pass that is long enough to profit compiles them with the machine's C compiler into the user's cache folder.
 The file name is a hash of sources, flags, compiler and processor: nothing is compiled twice, and nothing stale is
-loaded. If something is missing (a compiler, a folder to write to), torch's operations are used, and the reason is
-remembered for the process.
+loaded. Without a compiler or a writable folder torch's operations are used, and `explain` gives the reason.
 
-Threads are torch's own: its OpenMP runtime is in the process already, so the library is linked with none and finds its
-functions there. Where torch has another runtime than the compiler expects, one thread is used.
+The kernels share torch's threads: the library is linked with no OpenMP runtime and uses the one that torch has loaded.
+If that is not the one that the compiler expects, the kernels run in one thread.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -20,20 +20,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
 from difformer.files import cache_folder, write_whole
 
 SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h", "pairs.h")  # all of them name the library
-FUNCTIONS = (
-    "sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows",
-    "gram_forward", "gram_backward", "pairs_forward", "pairs_backward",
-)  # fmt: skip
-# NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are not needed.
+# No fast-math flags: NaN and infinity have to propagate. Only errno and floating-point traps are not needed.
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
-# From the best to what every compiler takes.
+# From the fastest to what every compiler accepts.
 FLAGS = (
     ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     ("-march=native", "-fopenmp"),
@@ -45,37 +40,16 @@ LONGEST_COMPILATION = 60.0  # seconds; two are usual
 
 
 class Found(NamedTuple):
-    """The library or None, whether it has threads, and the story in words."""
+    """The library or None, whether it has threads, and an explanation."""
 
     library: ctypes.CDLL | None
     threads: bool
     story: str
 
 
-_lock = threading.Lock()
-_found: Found | None = None
-
-
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where torch's operations have to do."""
-    return None if _switched_off() else _find().library
-
-
-def _switched_off() -> bool:
-    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
-
-
-def loaded() -> ctypes.CDLL:
-    """The kernels that a pass has begun with; switched off since, they still have to finish its gradients."""
-    found = _find().library
-    if found is None:
-        raise RuntimeError(f"a kernel is called, but {_find().story}")
-    return found
-
-
-def has_threads() -> bool:
-    """Whether the kernels share the work among torch's threads."""
-    return _found is not None and _found.threads
+    """The compiled kernels; None where torch's operations are used instead."""
+    return None if _switched_off() else find().library
 
 
 def explain() -> str:
@@ -88,55 +62,47 @@ def explain() -> str:
     if _switched_off():
         chosen = os.environ["DIFFORMER_NATIVE"]
         return f"torch's operations are used: DIFFORMER_NATIVE={chosen} switches the kernels in C off"
-    return _find().story
+    return find().story
 
 
-def _find() -> Found:
-    global _found
-    if _found is None:
-        with _lock:
-            _found = _found or _look()
-    return _found
+def _switched_off() -> bool:
+    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
 
 
-def _look() -> Found:
+@functools.cache
+def find() -> Found:
+    """Loads the kernels, compiled before or now, even if they have been switched off since; once per process."""
     if sys.platform == "win32":
         return _none("they are built on Linux and macOS alone")
     if sys.byteorder != "little":
-        return _none("they are for machines whose numbers begin with the low byte")
+        return _none("they need a little-endian machine")
     compiler = _compiler()
     if compiler is None:
         return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
-    try:
-        folder = cache_folder() / "native"
-    except RuntimeError as error:  # a user without a home
-        return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names one")
-    said = "nothing was tried"
+    reason = ""
     for flags in FLAGS:
         try:
-            path = folder / f"{_name(compiler, flags)}.so"
+            path = cache_folder() / "native" / f"{_name(compiler, flags)}.so"
             if not path.exists():
                 _compile(compiler, flags, path)
-            _trust(folder)
+            _trust(path.parent)
             _trust(path)
             if not _is_whole(path):
                 path.unlink()
                 _compile(compiler, flags, path)
         except subprocess.CalledProcessError as error:  # flags that this compiler does not know
-            said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
+            reason = f"{compiler} failed: {error.stderr.strip()[-200:]}"
             continue
-        except subprocess.TimeoutExpired:
-            return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
-        except OSError as error:
+        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:  # RuntimeError: a user without a home
             return _none(f"they cannot be built or kept ({error}); DIFFORMER_CACHE names another folder")
         try:
             kernels = _load(path)
         except (OSError, AttributeError) as error:  # functions of threads that torch does not have, or another file
-            said = str(error)
+            reason = str(error)
             continue
         threads = "-fopenmp" in flags
         return Found(kernels, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
-    return _none(said)
+    return _none(reason)
 
 
 def _none(reason: str) -> Found:
@@ -161,7 +127,7 @@ def _name(compiler: str, flags: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """Model and abilities of the processor: a home folder may be shared by machines that differ."""
+    """Model and instruction sets of the processor: different machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -191,13 +157,13 @@ def _is_whole(path: Path) -> bool:
 
 
 def _run(*command: str) -> None:
-    # Compilers speak many languages, not all of them in the encoding that Python expects.
+    # Messages of compilers are translated, not always into the encoding that Python expects.
     given = {"stdin": subprocess.DEVNULL, "text": True, "errors": "replace", "timeout": LONGEST_COMPILATION}
     subprocess.run(command, check=True, capture_output=True, **given)  # type: ignore[call-overload]
 
 
 def _trust(path: Path) -> None:
-    """Refuses what others can write to: those who can change a cache must not run code as another user."""
+    """Refuses what others can write to: a shared cache must not run their code as this user."""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0):
         raise PermissionError(f"{path} belongs to user {found.st_uid}")
@@ -209,7 +175,5 @@ def _load(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  (brings the runtime of its threads into the process)
 
     kernels = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    for name in FUNCTIONS:
-        function = getattr(kernels, f"difformer_{name}")
-        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
+    _ = kernels.difformer_sum_rows  # an AttributeError if this is another library
     return kernels
