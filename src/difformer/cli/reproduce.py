@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -63,12 +64,12 @@ def reproduce(
     if name is None:
         raise UserError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
-    from difformer.experiments.analysis import pandas, read_summary, remaining
-    from difformer.experiments.cells import Request
+    from difformer.experiments.analysis import pandas, read_summary
+    from difformer.experiments.cells import Request, wanted_cells
     from difformer.experiments.figures import pyplot
     from difformer.experiments.ledger import Ledger
     from difformer.experiments.render import write_files
-    from difformer.experiments.runner import run
+    from difformer.experiments.runner import outcome_of, run
 
     if table_only and runs_only:
         raise UserError("--table-only and --runs-only exclude each other")
@@ -88,18 +89,18 @@ def reproduce(
         precision=precision,
     )
     folder = out / experiment.name
-    if table_only and not Ledger(folder).read():
+    lines = Ledger(folder).read() if table_only else []
+    if table_only and not lines:
         raise UserError(
             f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
             f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
         )
-    outcome = None if table_only else run(experiment, folder, request, output.remark)
-    files: list[Path] = []
-    if not runs_only:
-        summary = read_summary(experiment, folder, presets)
-        outcome = outcome or remaining(summary, request)
-        files = write_files(summary, folder)
-    assert outcome is not None
+    if table_only:
+        request = replace(request, quick=bool(lines[0].get("quick")))
+        outcome = outcome_of(wanted_cells(experiment, request), lines, request)
+    else:
+        outcome = run(experiment, folder, request, output.remark)
+    files = [] if runs_only else write_files(read_summary(experiment, folder, presets), folder)
     output.json({"experiment": name, **outcome.to_dict(), "files": files})
     said = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.failed:

@@ -19,7 +19,7 @@ from numpy import quantile
 
 from difformer.diffusion import as_diffusivity
 from difformer.errors import require
-from difformer.experiments.analysis import LABELS, PAPER, Row, Section, Summary, published
+from difformer.experiments.analysis import LABELS, PAPER, Row, Section, Summary, mean_of, published
 from difformer.experiments.cells import UNTUNED
 from difformer.files import write_whole
 from difformer.report.maps import GRID
@@ -167,7 +167,7 @@ def _name(row: Row) -> str:
 def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
     what, factor = section.data.compare, rows[0].scale
     means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
-    papers = [None if row.paper is None else row.paper.mean for row in rows]
+    papers = [mean_of(row.paper) for row in rows]
     # The axis contains every near point with its bar, and a margin.
     first, last = near([*means, *(paper for paper in papers if paper is not None)])
     bars = [(mean - bar, mean + bar) for mean, bar in zip(means, spreads, strict=True) if first <= mean <= last]

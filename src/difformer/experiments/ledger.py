@@ -202,12 +202,12 @@ def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None)
     return list(kept.values())
 
 
-def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
-    """Why a cell has no runs; system and preset are empty if the whole data set is meant. A later run clears it."""
-    found: dict[CellKey, str] = {}
+def failures(lines: Sequence[Line]) -> dict[CellKey, Line]:
+    """The last failure of each cell; system and preset are empty if its data failed. A later run clears it."""
+    found: dict[CellKey, Line] = {}
     for line in lines:
         if line["status"] == FAILED:
-            found[cell_of(line)] = line["reason"]
+            found[cell_of(line)] = line
         else:
             found.pop(cell_of(line), None)
             found.pop((line["data"], "", ""), None)
