@@ -141,9 +141,7 @@ def test_a_preset_found_with_other_data_options_is_noted(call, monkeypatch):
     from difformer.experiments.presets import Preset
 
     words = ("fit", "iris", "--model", "mlp", "--preset", "paper", "--seeds", "1", "--data", "per_class=4", "--out")
-    command = (
-        "python -m difformer.experiments.search iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
-    )
+    command = "a search of version 0.1 with iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
     lend(monkeypatch, Preset("paper", "mlp", "iris", {"epochs": 1}, trials=16, command=command))
     said = "note: these settings were found with per_class=5, num_splits=3; add --data per_class=5 --data num_splits=3"
     assert said in call(*words, "one").out

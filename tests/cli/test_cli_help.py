@@ -240,7 +240,7 @@ def test_presets_are_listed_with_their_score_and_shown_in_full(call):
     assert row[2:6] == [preset.protocol, preset.metric, f"{preset.validation:.4g}", str(preset.trials)]
     assert "`difformer models gat --presets` shows their values" in listed
     full = call("models", "gat", "--presets").out
-    assert f"  found by: {preset.found_by}\n" in full
+    assert f"  found by: {preset.command}\n" in full
     assert "experiments.search" not in full  # which no longer exists
     assert f"  validation: {preset.metric} {preset.validation:.4g}, {preset.trials} trials\n" in full
     assert f"learning_rate={preset.settings['learning_rate']}" in full

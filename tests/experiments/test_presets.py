@@ -32,7 +32,7 @@ def test_a_shipped_preset_names_existing_models_and_options(preset):
         assert preset.validation is not None
         assert preset.trials
         assert preset.command.startswith(
-            ("difformer tune", "python -m difformer.experiments.search", "python -m benchmarks.search_gpu")
+            ("difformer tune", "a search of version 0.1", "python -m benchmarks.search_gpu")
         )
 
 

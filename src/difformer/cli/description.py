@@ -104,7 +104,7 @@ def _origin(request: Request, preset: experiments.Preset) -> list[str]:
             f"chosen because it has the best validation score of the DIFFormer presets {preset.name!r} for "
             f"{preset.dataset} with as many runs; --model {DEFAULT_MODEL} trains the untuned defaults"
         )
-    lines += [f"found by: {preset.found_by}"] if preset.command else []
+    lines += [f"found by: {preset.command}"] if preset.command else []
     lines += [f"note: {preset.note}"] if preset.note else []
     if request.dataset is not None and preset.dataset != request.dataset:
         lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")

@@ -81,7 +81,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         for preset in presets:
             score = preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}"
             said = {"protocol": preset.protocol, "validation": score, "values": listed(preset.settings)}
-            said |= {"found by": preset.found_by, "note": preset.note}
+            said |= {"found by": preset.command, "note": preset.note}
             lines = [f"  {key}: {value}" for key, value in said.items() if value]
             output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
     else:
