@@ -85,15 +85,6 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
     assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
 
 
-def test_the_default_model_points_to_presets_of_other_models(call, monkeypatch):
-    from difformer.experiments.presets import Preset
-
-    lend(monkeypatch, *(Preset("best", model, "karate") for model in ("difformer", "difformer-s", "gcn")))
-    hint = "presets for karate: best (add --preset best); other models have presets, too, such as --model difformer-s"
-    assert hint in call("fit", "karate", "--seeds", "1", "--set", "epochs=1").out
-    assert "other models" not in call("fit", "karate", "--model", "gcn", "--seeds", "1", "--set", "epochs=1").out
-
-
 def test_without_model_and_preset_the_best_preset_of_the_data_set_is_taken(call, monkeypatch):
     from difformer.experiments.presets import Preset
     from difformer.training import RunFolder

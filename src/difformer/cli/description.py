@@ -27,21 +27,20 @@ WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
-def describe_task(task: data.Task, config: TrainConfig | None = None) -> list[str]:
-    """Size, protocol and notes in a few lines; with what a configuration says about metric and graph."""
-    facts, metric = task.facts(), "auto" if config is None else config.metric
+def describe_task(task: data.Task, config: TrainConfig) -> list[str]:
+    """Size, protocol and notes in a few lines, with the metric and the graph of a configuration."""
+    facts, metric = task.facts(), task.metric if config.metric == "auto" else config.metric
     parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
     sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
     split, several = "/".join(map(str, task.splits[0].sizes())), len(task.splits) > 1
     lines = [
         f"{task.name}: {', '.join(sizes)}",
-        f"protocol: {training.metrics.protocol_text(task.protocol, task.metric if metric == 'auto' else metric)}",
+        f"protocol: {training.metrics.protocol_text(task.protocol, metric)}",
         f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if several else ""),
     ]
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    notes = [*task.notes, *([] if config is None else _missing_edges(task, config))]
-    return lines + [f"note: {with_options(note)}" for note in notes]
+    return lines + [f"note: {with_options(note)}" for note in (*task.notes, *_missing_edges(task, config))]
 
 
 def _missing_edges(task: data.Task, config: TrainConfig) -> list[str]:
@@ -83,17 +82,15 @@ def _other_presets(request: Request) -> str:
     model, dataset = request.config.model, request.dataset
     every = [p for p in experiments.presets.load_presets() if (p.dataset, p.variant) == (dataset, None)]
     known, whose = [p for p in every if p.model == model], ""
-    of_paper = [p for p in every if p.model == PAPER_MODEL] if model == DEFAULT_MODEL else []
-    also = f"; other models have presets, too, such as --model {PAPER_MODEL}" if known and of_paper else ""
-    if not known:
-        known, whose = of_paper, f" (of {PAPER_MODEL})"
+    if not known and model == DEFAULT_MODEL:
+        known, whose = [p for p in every if p.model == PAPER_MODEL], f" (of {PAPER_MODEL})"
     if not known:
         return f", no preset for {dataset or ('a partitioned task' if request.source is None else 'your own data')}"
     known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
     other = [p.protocol if p.protocol not in (None, protocol_of(request.source)) else None for p in known]
     names = [f"{p.name} under protocol {o}" if o else p.name for p, o in zip(known, other, strict=True)]
     words = f"--preset {known[0].name}" + (f" --protocol {other[0]}" if other[0] else "")
-    return f"; presets for {dataset}{whose}: {', '.join(names)} (add {words}){also}"
+    return f"; presets for {dataset}{whose}: {', '.join(names)} (add {words})"
 
 
 def _origin(request: Request, preset: experiments.Preset) -> list[str]:

@@ -52,14 +52,12 @@ def pyplot() -> Any:
 
 def draw(summary: Summary) -> Any:
     """The figure of an experiment; one sentence if nothing was run."""
-    drawn = DRAWINGS[summary.experiment.figure](summary)
-    if drawn is None:
+    lines = [summary.experiment.title, *[QUICK] * summary.quick]
+    if (drawn := DRAWINGS[summary.experiment.figure](summary)) is None:
         drawn, (ax,) = panels(1, width=6, height=1.2)
         ax.set_axis_off()
-        said = f"{summary.experiment.title}: nothing was run yet"
-        ax.text(0.5, 0.5, said, ha="center", va="center", transform=ax.transAxes, wrap=True)
-        return drawn
-    lines, wide = [summary.experiment.title, *[QUICK] * summary.quick], int(LETTERS_PER_INCH * drawn.get_figwidth())
+        lines.append("nothing was run yet")
+    wide = int(LETTERS_PER_INCH * drawn.get_figwidth())
     drawn.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
     return drawn
 
@@ -146,8 +144,6 @@ def scores(summary: Summary) -> Any:
         spare.set_axis_off()
     for place, section in enumerate(costs):
         _cost_panels(axes[start + 2 * place :], section)
-    if not every:
-        return fig
     roles = {row.system.role for row in every}
     marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
     if any(row.preset == UNTUNED for row in every):

@@ -72,13 +72,7 @@ class Ledger:
             except UserError as error:
                 said = f"not a run of `difformer reproduce` ({error}); remove the line"
                 raise UserError(f"{self.path}, line {number}: {said}") from error
-        try:
-            json.dumps(lines, ensure_ascii=False).encode()
-            return [named(line) for line in lines]
-        except UnicodeEncodeError:
-            raise UserError(f"{self.path}: a text holds half of a character; restore the file") from None
-        except RecursionError:
-            raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
+        return [named(line) for line in lines]
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line, with the time."""
@@ -93,11 +87,12 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every complete JSON line of a file, none if it does not exist; an error names a line that is not JSON."""
+    """Every complete JSON line of a file, none if it does not exist; an error names one that is not JSON in UTF-8."""
     lines = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
             lines.append(json.loads(text))
+            json.dumps(lines[-1], ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
     return lines

@@ -46,7 +46,6 @@ class Data:
     untuned: Mapping[str, Any] = field(default_factory=dict)  # of systems without a preset
     needs: float = 0.0  # gigabytes of free memory below which the data set is not loaded
     variant: str | None = None  # of the presets, for data sets that appear with several label counts
-    loader: str = ""  # generator in `difformer.experiments.samples`, in place of `load`
     published: str = ""  # key of the paper's figures, if it is not `key`
     paper_protocol: bool = False  # whether the splits are the paper's, so that its figures can be compared directly
     measures: tuple[str, ...] = ()  # beside the metric: `difformer.experiments.measure`
