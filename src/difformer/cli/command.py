@@ -136,12 +136,10 @@ def file_options() -> list[str]:
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
-    """Removes ``--debug`` wherever it occurs before a ``--``, and remembers it."""
+    """Removes ``--debug`` wherever it occurs, and remembers it."""
     global _debug
-    words = list(arguments)
-    stop = words.index("--") if "--" in words else len(words)
-    _debug = "--debug" in words[:stop]
-    return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
+    _debug = "--debug" in arguments
+    return [word for word in arguments if word != "--debug"]
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
