@@ -15,7 +15,6 @@ from textwrap import fill
 from typing import Any
 
 import torch
-from numpy import quantile
 
 from difformer.diffusion import as_diffusivity
 from difformer.errors import require
@@ -111,12 +110,11 @@ def _few(row: Row, what: str = "test") -> str:
 
 def near(points: Sequence[float]) -> tuple[float, float]:
     """The lowest and highest point that an axis should contain."""
-    low, high = min(points), max(points)
-    first, third = quantile(points, (0.25, 0.75))
-    reach = FAR * (third - first)
-    kept = [point for point in points if first - reach <= point <= third + reach]
-    outliers = len(points) >= FEWEST and (max(kept) - min(kept)) * GAIN < high - low
-    return (min(kept), max(kept)) if outliers else (low, high)
+    every = min(points), max(points)
+    (box,) = pyplot().matplotlib.cbook.boxplot_stats(points, whis=FAR)
+    kept = float(box["whislo"]), float(box["whishi"])
+    outliers = len(points) >= FEWEST and (kept[1] - kept[0]) * GAIN < every[1] - every[0]
+    return kept if outliers else every
 
 
 # Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.

@@ -81,8 +81,6 @@ def _relabelled(task: Task, number: int, per_class: int) -> Split:
 
 
 def _thinned(edge_index: Any, num_nodes: int, share: float) -> Tensor:
-    if not isinstance(edge_index, Tensor):
-        raise UserError(f"edges can be removed from a graph given as edge_index, got {type(edge_index).__name__}")
     low, high = edge_index.min(0).values, edge_index.max(0).values
     pairs, place = torch.unique(low * num_nodes + high, return_inverse=True)
     rank = torch.rand(pairs.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
