@@ -60,8 +60,7 @@ def lend(monkeypatch, *presets):
         (
             ("random", "one-a-side"),
             (),
-            "untuned: defaults of gcn; presets for karate: best under protocol random, paper "
-            "(add --preset best --protocol random)",
+            "untuned: defaults of gcn; presets for karate: best, paper (add --preset best)",
         ),
         (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets for karate: paper (add --pre"),
     ],

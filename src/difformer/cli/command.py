@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CHECK_FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
-# Arguments of Python that have an option of their own.
+# Python arguments that have an option of their own.
 _OPTIONS = ("labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric")
 _SPELLED = {name: f"--{name}" for name in _OPTIONS}
 _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}

@@ -1,4 +1,4 @@
-"""What is said about data and settings before a training, and about results after it."""
+"""Descriptions of data and settings before a training, and of results after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from difformer import data, experiments, training, zoo
 from difformer.cli.command import with_options
-from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL, Request, protocol_of
+from difformer.cli.inputs import DEFAULT_MODEL, Request, protocol_of
 from difformer.cli.output import PARTS, Output, clock_time, counted, listed, mean_and_deviation, score, shown
 from difformer.experiments.presets import PREFERRED
 from difformer.training.config import TrainConfig, knn_of
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
     from difformer.distributed.rank_runs import Sent
 
-# Settings of the training that also a model without parameters uses; all others concern an optimiser.
+# Training settings that also apply to models without parameters; all others concern the optimiser.
 WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
-# Settings of the length of a training, which choose no model.
+# Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
@@ -80,17 +80,13 @@ def describe_request(request: Request) -> list[str]:
 def _other_presets(request: Request) -> str:
     """Which presets could be used in place of the defaults."""
     model, dataset = request.config.model, request.dataset
-    every = [p for p in experiments.presets.load_presets() if (p.dataset, p.variant) == (dataset, None)]
-    known, whose = [p for p in every if p.model == model], ""
-    if not known and model == DEFAULT_MODEL:
-        known, whose = [p for p in every if p.model == PAPER_MODEL], f" (of {PAPER_MODEL})"
+    known = [
+        p.name for p in experiments.presets.load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)
+    ]
     if not known:
         return f", no preset for {dataset or ('a partitioned task' if request.source is None else 'your own data')}"
-    known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
-    other = [p.protocol if p.protocol not in (None, protocol_of(request.source)) else None for p in known]
-    names = [f"{p.name} under protocol {o}" if o else p.name for p, o in zip(known, other, strict=True)]
-    words = f"--preset {known[0].name}" + (f" --protocol {other[0]}" if other[0] else "")
-    return f"; presets for {dataset}{whose}: {', '.join(names)} (add {words})"
+    known.sort(key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
+    return f"; presets for {dataset}: {', '.join(known)} (add --preset {known[0]})"
 
 
 def _origin(request: Request, preset: experiments.Preset) -> list[str]:
@@ -123,7 +119,7 @@ def _origin(request: Request, preset: experiments.Preset) -> list[str]:
 def meanings(documented: Callable[..., Any], names: Iterable[str]) -> dict[str, str]:
     """Arguments of a function or class with their explanations, from the ``Args:`` section of its docstring.
 
-    A class that does not explain an argument leaves it to its bases.
+    Arguments that a class does not document are taken from its base classes.
     """
     explained: dict[str, str] = {}
     for one in reversed(documented.__mro__) if isinstance(documented, type) else (documented,):

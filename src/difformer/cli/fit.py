@@ -133,7 +133,7 @@ def fit(
 
 
 def _cut(source: training.TaskSource | None, config: TrainConfig, parts: int) -> tuple[Path, list[str]]:
-    """Cuts a task into parts, and describes it. Rank 0 does this: no other ever holds the whole graph."""
+    """Partitions a task and describes it. Only rank 0 calls this, so no other rank ever holds the whole graph."""
     assert source is not None
     task = load(source)
     made = distributed.partition_folder.shared_partition(task, parts, source=source.to_dict())

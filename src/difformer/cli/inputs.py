@@ -1,4 +1,4 @@
-"""What a command is given: data to train on, a configuration, and new rows for a trained model."""
+"""Inputs of the commands: data to train on, a configuration, and new rows for a trained model."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def best_preset(source: training.TaskSource, words: list[str], with_attention: b
     """The DIFFormer preset with the best validation score for a data set and its protocol, or None.
 
     Presets of the common search come first, then those whose scores are means over more runs, then better scores.
-    Models that fix a setting in `words` are left out, and a diffusivity in `words` leaves the model that is named after
-    none. With `with_attention`, models without attention are left out.
+    Models that fix a setting in `words` are left out; if `words` sets the diffusivity, only the default model remains.
+    With `with_attention`, models without attention are left out.
     """
     protocol, typed = protocol_of(source), {word.partition("=")[0].strip().replace("-", "_") for word in words}
 

@@ -36,11 +36,11 @@ CellKey = tuple[str, str, str]
 CELL = ("data", "system", "preset")  # fields of a line that are its cell's key
 # Fields that do not affect a result, or hold those that do.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
-# Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
+# Fields that are not part of an identity. Specs of series set `scale_targets` to the behaviour before it was added.
 _NO_IDENTITY = ("model", "precision", "scale_targets")
-# Options whose default is not what was done before they existed.
+# Options whose default differs from the behaviour before they were added.
 _BEFORE = {"initialisation": "torch"}
-# Types of fields if they occur, and of those that a line must have.
+# Types of optional fields, and of those that a line must have.
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
     **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),
@@ -124,8 +124,8 @@ def complete(config: TrainConfig) -> dict[str, Any]:
 def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: Mapping[str, Any]) -> str:
     """Identity of a data set with options and of settings, without the precision.
 
-    Settings at their default do not count. So a run keeps its identity when the package gains an option whose default
-    is what was done before, and lines of older versions are found again.
+    Settings at their default do not count, so a run keeps its identity when the package gains an option whose default
+    is the earlier behaviour.
     """
     if model == "difformer" and settings.get("diffusivity", "") is None:
         model = "difformer-off"  # its name before it had one of its own

@@ -244,7 +244,7 @@ class _Work:
         self.lines.append(line)
 
     def over(self) -> bool:
-        """Whether to start nothing new."""
+        """Whether no further run may start."""
         if not self.stopped:
             if self.stop():
                 self.stopped = "interrupted"
@@ -327,7 +327,7 @@ class _Work:
             self._refuse(about, reason + (f" (in {request.precision})" if chosen else ""), fault)
 
     def _earlier(self, about: Line) -> Line | None:
-        """The last failure of the same attempt; lines of older versions stand for their cell, whatever its settings."""
+        """The last failure of the same attempt; lines of older versions match any attempt of their cell."""
         own, where = about.get("settings_id"), about["id"].split()[1:]
         for line in reversed([one for one in self.lines if cell_of(one) == cell_of(about)]):
             if line["status"] == DONE:

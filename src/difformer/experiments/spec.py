@@ -151,7 +151,7 @@ def shared_systems() -> dict[str, System]:
 def _entries(kind: Any, entry: Mapping[str, Any], path: Path) -> Iterator[Any]:
     """What a ``[[data]]`` or ``[[system]]`` table stands for: one entry, or one per combination of ``each``.
 
-    The values are filled into key and label; they are settings of a system, and alter data.
+    The values are filled into key and label, and become settings of a system or alterations of the data.
     """
     where = "settings" if kind is System else "alter"
     if kind is System and not entry.get("baseline"):
