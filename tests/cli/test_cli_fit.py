@@ -60,8 +60,7 @@ def lend(monkeypatch, *presets):
         (
             ("random", "one-a-side"),
             (),
-            "untuned: defaults of gcn; presets for karate: best under protocol random, paper "
-            "(add --preset best --protocol random)",
+            "untuned: defaults of gcn; presets for karate: best, paper (add --preset best)",
         ),
         (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets for karate: paper (add --pre"),
     ],
@@ -83,15 +82,6 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, *QUICK).out
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, "--batch-size", "8").out
     assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
-
-
-def test_the_default_model_points_to_presets_of_other_models(call, monkeypatch):
-    from difformer.experiments.presets import Preset
-
-    lend(monkeypatch, *(Preset("best", model, "karate") for model in ("difformer", "difformer-s", "gcn")))
-    hint = "presets for karate: best (add --preset best); other models have presets, too, such as --model difformer-s"
-    assert hint in call("fit", "karate", "--seeds", "1", "--set", "epochs=1").out
-    assert "other models" not in call("fit", "karate", "--model", "gcn", "--seeds", "1", "--set", "epochs=1").out
 
 
 def test_without_model_and_preset_the_best_preset_of_the_data_set_is_taken(call, monkeypatch):
@@ -141,9 +131,7 @@ def test_a_preset_found_with_other_data_options_is_noted(call, monkeypatch):
     from difformer.experiments.presets import Preset
 
     words = ("fit", "iris", "--model", "mlp", "--preset", "paper", "--seeds", "1", "--data", "per_class=4", "--out")
-    command = (
-        "python -m difformer.experiments.search iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
-    )
+    command = "a search of version 0.1 with iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
     lend(monkeypatch, Preset("paper", "mlp", "iris", {"epochs": 1}, trials=16, command=command))
     said = "note: these settings were found with per_class=5, num_splits=3; add --data per_class=5 --data num_splits=3"
     assert said in call(*words, "one").out

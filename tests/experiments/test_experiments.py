@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 import pytest
 
 from difformer.data.catalogue import ENTRIES
+from difformer.data.registry import loader_of
 from difformer.experiments import spec
 from difformer.experiments.analysis import read_summary
 from difformer.experiments.cells import Request, cells
@@ -16,7 +17,6 @@ from difformer.experiments.ledger import Ledger
 from difformer.experiments.presets import load_presets
 from difformer.experiments.render import write_files
 from difformer.experiments.runner import run
-from difformer.experiments.samples import SAMPLES
 from difformer.experiments.spec import experiments, find
 from difformer.training.config import make_config
 from difformer.zoo import MODELS
@@ -42,7 +42,7 @@ def test_an_experiment_names_existing_data_and_models(name):
         assert sections
         assert len({one.key for one in sections}) == len(sections)
         for data in sections:
-            assert data.loader in SAMPLES if data.loader else data.dataset in ENTRIES
+            assert data.dataset in ENTRIES or callable(loader_of(data.dataset))
             rows = experiment.rows(data, quick)
             assert any(system.role == "off" for system in rows), f"{data.key} has no row without attention"
             assert any(system.role == "ours" for system in rows)
@@ -97,7 +97,7 @@ def _check_numbers(experiment, folder, table):
             values = [one["test"] for one in lines if (one["system"], one["data"]) == (system.key, data.key)]
             if not values or values[0] is None:
                 continue
-            scale, digits = (1, 3) if lines[0]["metric"] == "mse" or data.dataset == "waves" else (100, 2)
+            scale, digits = (1, 3) if lines[0]["metric"] == "mse" or data.key == "waves-quick" else (100, 2)
             spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
             expected = f"{scale * fmean(values):.{digits}f}{spread} ({len(values)})"
             row = [text for text in table.splitlines() if text.startswith(f"| {system.label} |")]

@@ -7,7 +7,7 @@ import pytest
 from difformer.data.catalogue import ENTRIES
 from difformer.errors import UserError
 from difformer.experiments import Preset, find_preset, load_presets, read_preset, write_preset
-from difformer.experiments.analysis import published
+from difformer.experiments.analysis import mean_of, published
 from difformer.zoo import MODELS, check_options, options_of
 
 SHIPPED = load_presets()
@@ -32,7 +32,7 @@ def test_a_shipped_preset_names_existing_models_and_options(preset):
         assert preset.validation is not None
         assert preset.trials
         assert preset.command.startswith(
-            ("difformer tune", "python -m difformer.experiments.search", "python -m benchmarks.search_gpu")
+            ("difformer tune", "a search of version 0.1", "python -m benchmarks.search_gpu")
         )
 
 
@@ -48,7 +48,7 @@ def test_every_system_is_tuned_where_the_paper_reports_it():
         for data, row in published()[name]["paper"].items():
             dataset = data.split("-")[0]
             for system, value in row.items():
-                if dataset not in AT_HAND or isinstance(value, str):  # words stand where it did not fit into memory
+                if dataset not in AT_HAND or mean_of(value) is None:  # words stand where it did not fit into memory
                     continue
                 model = system.removesuffix("-no-graph")
                 model = ON_POINTS.get(model, model) if name == "particles" else model

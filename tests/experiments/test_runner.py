@@ -436,7 +436,7 @@ def test_training_memory_excludes_evaluation(monkeypatch):
 def test_baselines_are_measured_by_the_metric_of_their_section(tmp_path, said):
     """A baseline is known by its name alone, whatever it is judged by."""
     sections = tuple(
-        Data(name, "waves", name, loader="waves", settings={"metric": name}, seeds=1)
+        Data(name, "difformer.experiments.samples:waves", name, settings={"metric": name}, seeds=1)
         for name in ("mse", "broadcast-mse")
     )
     series = dataclasses.replace(SMALL, data=sections, systems=(System("zeros", "zeros", baseline="zeros"),))

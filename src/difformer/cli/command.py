@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CHECK_FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
-# Arguments of Python that have an option of their own.
+# Python arguments that have an option of their own.
 _OPTIONS = ("labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric")
 _SPELLED = {name: f"--{name}" for name in _OPTIONS}
 _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
@@ -136,12 +136,10 @@ def file_options() -> list[str]:
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
-    """Removes ``--debug`` wherever it occurs before a ``--``, and remembers it."""
+    """Removes ``--debug`` wherever it occurs, and remembers it."""
     global _debug
-    words = list(arguments)
-    stop = words.index("--") if "--" in words else len(words)
-    _debug = "--debug" in words[:stop]
-    return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
+    _debug = "--debug" in arguments
+    return [word for word in arguments if word != "--debug"]
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

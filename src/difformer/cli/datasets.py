@@ -15,14 +15,6 @@ WIDE = 130  # terminal columns from which all columns of the list fit
 NARROW = ("name", "size", "edges", "files")
 COLUMNS = ("name", "kind", "size", "edges", "features", "outputs", "protocols", "licence", "files")
 
-# Terms that are too long for a table of all.
-_SHORT = {
-    "CC BY 4.0 (UCI), through scikit-learn": "CC BY 4.0",
-    "published by W. Zachary, 1977": "published",
-    "see Zenodo record 7265547": "see source",
-    "none stated": "unstated",
-}
-
 
 @command("difformer datasets cora")
 def datasets(
@@ -44,7 +36,7 @@ def datasets(
     narrow = output.out.width < WIDE
     rows = []
     for one in listed:
-        facts = _facts(one.entry) | {"files": _where(one), "licence": _SHORT.get(one.entry.licence, one.entry.licence)}
+        facts = _facts(one.entry) | {"files": _where(one), "licence": one.entry.licence.partition(" (")[0]}
         rows.append([facts[name] for name in (NARROW if narrow else COLUMNS)])
     output.table(NARROW if narrow else COLUMNS, rows)
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")

@@ -1,4 +1,4 @@
-"""What is said about data and settings before a training, and about results after it."""
+"""Descriptions of data and settings before a training, and of results after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from difformer import data, experiments, training, zoo
 from difformer.cli.command import with_options
-from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL, Request, protocol_of
+from difformer.cli.inputs import DEFAULT_MODEL, Request, protocol_of
 from difformer.cli.output import PARTS, Output, clock_time, counted, listed, mean_and_deviation, score, shown
 from difformer.experiments.presets import PREFERRED
 from difformer.training.config import TrainConfig, knn_of
@@ -21,27 +21,26 @@ if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
     from difformer.distributed.rank_runs import Sent
 
-# Settings of the training that also a model without parameters uses; all others concern an optimiser.
+# Training settings that also apply to models without parameters; all others concern the optimiser.
 WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
-# Settings of the length of a training, which choose no model.
+# Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
-def describe_task(task: data.Task, config: TrainConfig | None = None) -> list[str]:
-    """Size, protocol and notes in a few lines; with what a configuration says about metric and graph."""
-    facts, metric = task.facts(), "auto" if config is None else config.metric
+def describe_task(task: data.Task, config: TrainConfig) -> list[str]:
+    """Size, protocol and notes in a few lines, with the metric and the graph of a configuration."""
+    facts, metric = task.facts(), task.metric if config.metric == "auto" else config.metric
     parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
     sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
     split, several = "/".join(map(str, task.splits[0].sizes())), len(task.splits) > 1
     lines = [
         f"{task.name}: {', '.join(sizes)}",
-        f"protocol: {training.metrics.protocol_text(task.protocol, task.metric if metric == 'auto' else metric)}",
+        f"protocol: {training.metrics.protocol_text(task.protocol, metric)}",
         f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if several else ""),
     ]
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    notes = [*task.notes, *([] if config is None else _missing_edges(task, config))]
-    return lines + [f"note: {with_options(note)}" for note in notes]
+    return lines + [f"note: {with_options(note)}" for note in (*task.notes, *_missing_edges(task, config))]
 
 
 def _missing_edges(task: data.Task, config: TrainConfig) -> list[str]:
@@ -81,19 +80,13 @@ def describe_request(request: Request) -> list[str]:
 def _other_presets(request: Request) -> str:
     """Which presets could be used in place of the defaults."""
     model, dataset = request.config.model, request.dataset
-    every = [p for p in experiments.presets.load_presets() if (p.dataset, p.variant) == (dataset, None)]
-    known, whose = [p for p in every if p.model == model], ""
-    of_paper = [p for p in every if p.model == PAPER_MODEL] if model == DEFAULT_MODEL else []
-    also = f"; other models have presets, too, such as --model {PAPER_MODEL}" if known and of_paper else ""
-    if not known:
-        known, whose = of_paper, f" (of {PAPER_MODEL})"
+    known = [
+        p.name for p in experiments.presets.load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)
+    ]
     if not known:
         return f", no preset for {dataset or ('a partitioned task' if request.source is None else 'your own data')}"
-    known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
-    other = [p.protocol if p.protocol not in (None, protocol_of(request.source)) else None for p in known]
-    names = [f"{p.name} under protocol {o}" if o else p.name for p, o in zip(known, other, strict=True)]
-    words = f"--preset {known[0].name}" + (f" --protocol {other[0]}" if other[0] else "")
-    return f"; presets for {dataset}{whose}: {', '.join(names)} (add {words}){also}"
+    known.sort(key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
+    return f"; presets for {dataset}: {', '.join(known)} (add --preset {known[0]})"
 
 
 def _origin(request: Request, preset: experiments.Preset) -> list[str]:
@@ -104,7 +97,7 @@ def _origin(request: Request, preset: experiments.Preset) -> list[str]:
             f"chosen because it has the best validation score of the DIFFormer presets {preset.name!r} for "
             f"{preset.dataset} with as many runs; --model {DEFAULT_MODEL} trains the untuned defaults"
         )
-    lines += [f"found by: {preset.found_by}"] if preset.command else []
+    lines += [f"found by: {preset.command}"] if preset.command else []
     lines += [f"note: {preset.note}"] if preset.note else []
     if request.dataset is not None and preset.dataset != request.dataset:
         lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")
@@ -126,7 +119,7 @@ def _origin(request: Request, preset: experiments.Preset) -> list[str]:
 def meanings(documented: Callable[..., Any], names: Iterable[str]) -> dict[str, str]:
     """Arguments of a function or class with their explanations, from the ``Args:`` section of its docstring.
 
-    A class that does not explain an argument leaves it to its bases.
+    Arguments that a class does not document are taken from its base classes.
     """
     explained: dict[str, str] = {}
     for one in reversed(documented.__mro__) if isinstance(documented, type) else (documented,):

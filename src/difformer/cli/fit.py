@@ -42,7 +42,7 @@ def fit(
         "modulo the number of splits.",
         metavar="N|A,B,…",
     ),
-    alongside: list[str] | None = option(
+    alongside: str | None = option(
         "Also train the same settings with attention off, and compare.", None, "--with", metavar=ATTENTION_OFF
     ),
     device: str = DEVICE,
@@ -75,8 +75,8 @@ def fit(
             raise UserError(f"--resume continues a run unchanged; omit {', '.join(extra)}")
         _resume(resume, parts, device, tensorboard, output)
         return
-    if unknown := [word for word in alongside or () if word != ATTENTION_OFF]:
-        raise UserError(f"--with: expected {ATTENTION_OFF}, the only run that can be added; got {unknown[0]!r}")
+    if alongside not in (None, ATTENTION_OFF):
+        raise UserError(f"--with: expected {ATTENTION_OFF}, the only run that can be added; got {alongside!r}")
     sharded = shard or parts is not None
     alone = {"--stacked": stacked, "--with": alongside, "--tensorboard": tensorboard and not sharded}
     if (sharded or under_torchrun()) and (extra := [name for name, value in alone.items() if value]):
@@ -133,7 +133,7 @@ def fit(
 
 
 def _cut(source: training.TaskSource | None, config: TrainConfig, parts: int) -> tuple[Path, list[str]]:
-    """Cuts a task into parts, and describes it. Rank 0 does this: no other ever holds the whole graph."""
+    """Partitions a task and describes it. Only rank 0 calls this, so no other rank ever holds the whole graph."""
     assert source is not None
     task = load(source)
     made = distributed.partition_folder.shared_partition(task, parts, source=source.to_dict())

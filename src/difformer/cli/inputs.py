@@ -1,4 +1,4 @@
-"""What a command is given: data to train on, a configuration, and new rows for a trained model."""
+"""Inputs of the commands: data to train on, a configuration, and new rows for a trained model."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ def best_preset(source: training.TaskSource, words: list[str], with_attention: b
     """The DIFFormer preset with the best validation score for a data set and its protocol, or None.
 
     Presets of the common search come first, then those whose scores are means over more runs, then better scores.
-    Models that fix a setting in `words` are left out, and a diffusivity in `words` leaves the model that is named after
-    none. With `with_attention`, models without attention are left out.
+    Models that fix a setting in `words` are left out; if `words` sets the diffusivity, only the default model remains.
+    With `with_attention`, models without attention are left out.
     """
     protocol, typed = protocol_of(source), {word.partition("=")[0].strip().replace("-", "_") for word in words}
 
@@ -318,11 +318,10 @@ class NewRows:
                 f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
             )
         _check_files(features=features, edges=edges)
-        own_files = {} if source is None else source.files or {}
-        options = dict(source.options) if source is not None and own_files else {}
+        own_files, options = ({}, {}) if source is None or not source.files else (source.files, source.options)
 
         def form(role: str) -> dict[str, Any]:
-            given = {key: options[key] for key in _FORMAT if key in options}
+            given = {key: value for key, value in options.items() if key in _FORMAT}
             return {key: value.get(role) if isinstance(value, Mapping) else value for key, value in given.items()}
 
         ids, name = options.get("ids"), None
@@ -365,19 +364,15 @@ def _familiar(task: difformer.data.Task, found: Any) -> list[str]:
 
 def _index(task: difformer.data.Task, found: Any, together: bool) -> dict[str, int] | None:
     """Position of every id, the run's instances first; None where rows are known by number."""
-    old = task.instance_names if together else ()
-    if not found.ids and not old:
-        return None
-    if together and bool(found.ids) != bool(old):
-        known, unknown = ("new rows", "instances of the run") if found.ids else ("instances of the run", "new rows")
+    old, new = task.instance_names if together else (), found.index or {}
+    if together and bool(new) != bool(old):
+        known, unknown = ("new rows", "instances of the run") if new else ("instances of the run", "new rows")
         problem = f"the {known} have ids and the {unknown} have none, so edges cannot name both"
         raise DataError(problem, path=found.path)
-    index, column = {name: place for place, name in enumerate(old)}, None if found.roles is None else found.roles.ids
-    new = difformer.data.own.table.index_of_ids(found.ids, found.table, column)
-    for name in new:
-        if name in index:
+    for name in old:
+        if name in new:
             problem = f"id {name!r} is that of an instance of the run"
             if found.table is None:
                 raise DataError(problem, path=found.path, row=new[name])
-            raise found.table.error(problem, new[name], column)
-    return index | {name: len(old) + row for name, row in new.items()}
+            raise found.table.error(problem, new[name], found.roles.ids)
+    return {name: place for place, name in enumerate([*old, *new])} or None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rich.table import Table
@@ -17,15 +18,14 @@ from difformer.experiments import Preset
 from difformer.training.config import TrainConfig
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, ModelInfo
 
-ROW, ABOUT = 160, 200  # widths from which a system gets one row, and from which the row has room for a sentence
 NONE = "–"
 KEY = (
     "Letters of the cost: N nodes, E edges, E₂ pairs at two hops, d channels, C classes, k neighbours, K hops or terms "
     "of a series, m random features, T iterations. Of coupling and energy: dᵢ the degree of i, qᵢ and kⱼ queries and "
     "keys, vᵢ values, Z states, Z_k those of the layer before, Z_0 the first, s_ij the coupling, δ a concave function, "
     f"λ and η weights. {NONE} marks a missing value. An energy is the paper's for such a coupling: steps descend "
-    "it under conditions on τ and weights, which a trained network need not meet. Tasks: `all`, or no list, "
-    "means nodes, series and graphs."
+    "it under conditions on τ and weights, which a trained network need not meet. Without a list of tasks, a model "
+    "takes nodes, series and graphs."
 )
 
 
@@ -50,7 +50,7 @@ def models(
         _one(name, output, in_full=presets)
         return
     output.json([{**asdict(info), "fixed": dict(info.fixed)} for info in MODELS.values()])
-    output.show(listing(MODELS.values(), output.out.width))
+    output.show(listing(MODELS.values()))
     output.show(KEY)
     output.say("`difformer models NAME` says what it does and shows its settings and presets;")
     output.say("`difformer fit DATASET --model NAME` trains it.")
@@ -81,7 +81,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         for preset in presets:
             score = preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}"
             said = {"protocol": preset.protocol, "validation": score, "values": listed(preset.settings)}
-            said |= {"found by": preset.found_by, "note": preset.note}
+            said |= {"found by": preset.command, "note": preset.note}
             lines = [f"  {key}: {value}" for key, value in said.items() if value]
             output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
     else:
@@ -91,25 +91,16 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         output.say(f"`difformer models {name} --presets` shows their values, and the commands that found them.")
 
 
-def listing(models: Iterable[ModelInfo], width: int) -> Table:
-    """Models by group: one row each where `width` columns allow it, with a sentence where they are many."""
-    headings = ["model", "", "of a layer"]
-    if wide := width >= ROW:
-        headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if width >= ABOUT else [])]
-    rows: list[list[str]] = []
-    group = ""
-    for info in models:
-        if info.group != group:
-            group = info.group
-            rows += [[""], [group.upper()]] if rows else [[group.upper()]]
-        tasks = "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
-        formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
-        if wide:
-            rows.append([info.name, tasks, *formulas, info.about])
-        else:
-            beside = [info.name, "" if tasks == "all" else f"  {tasks}", ""]
-            rows += [list(row) for row in zip(beside, ("coupling", "energy", "cost"), formulas, strict=True)]
-    return make_table(headings, [(row + [""] * len(headings))[: len(headings)] for row in rows])
+def listing(models: Iterable[ModelInfo]) -> Table:
+    """Models by group, three rows each: coupling, energy and cost of a layer."""
+    rows: list[tuple[str, str, str]] = []
+    for group, members in groupby(models, key=lambda info: info.group):
+        rows += [("", "", "")] * bool(rows) + [(group.upper(), "", "")]
+        for info in members:
+            tasks = "" if info.kinds == ALL_KINDS else f"  {', '.join(info.kinds)}"
+            formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
+            rows += zip((info.name, tasks, ""), ("coupling", "energy", "cost"), formulas, strict=True)
+    return make_table(["model", "", "of a layer"], rows)
 
 
 def _data(preset: Preset) -> str:

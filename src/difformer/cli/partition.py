@@ -9,6 +9,7 @@ from difformer.cli.command import command, option
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import Data, load
 from difformer.cli.output import Output, counted
+from difformer.training.config import TrainConfig
 
 
 @command("difformer partition cora --parts 4 --out parts")
@@ -27,7 +28,7 @@ def partition(
     """
     source = data.source()
     task = load(source)
-    output.say("\n".join(describe_task(task)))
+    output.say("\n".join(describe_task(task, TrainConfig())))
     folder = out or Path("parts") / f"{task.name}-{parts}"
     made = distributed.write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
     found = made.quality

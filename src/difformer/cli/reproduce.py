@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from difformer.cli.command import CHECK_FAILED, DEVICE, INTERRUPTED, argument, command, option
 from difformer.cli.output import Output, counted
 from difformer.errors import UserError
+from difformer.experiments.spec import NAMES, experiments, find
 
 
 @command("difformer reproduce citation --quick")
@@ -45,36 +47,27 @@ def reproduce(
     also gets table.md, figure.svg and figure.png, with the paper's figures next to ours. A cell that cannot
     be run gives the reason.
     """
-    from difformer.experiments.spec import NAMES, experiments, find
-
     out = out or Path("results-quick" if quick else "results")
     if show_list:
         found = experiments()
         output.json([{"name": one.name, "about": one.about, "source": one.source} for one in found])
         output.table(["name", "what", "where"], [[one.name, one.about, one.source] for one in found])
         return
-    if results is not None:
-        from difformer.experiments.render import write_results
+    if name is None and results is None:
+        raise UserError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
+    from difformer.experiments import analysis, cells, figures, ledger, render, runner
 
-        write_results(out, results)
+    if results is not None:
+        render.write_results(out, results)
         output.json({"results": results})
         output.say(f"written: {results}")
         return
-    if name is None:
-        raise UserError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
-    experiment = find(name)
-    from difformer.experiments.analysis import pandas, read_summary, remaining
-    from difformer.experiments.cells import Request
-    from difformer.experiments.figures import pyplot
-    from difformer.experiments.ledger import Ledger
-    from difformer.experiments.render import write_files
-    from difformer.experiments.runner import run
-
+    experiment = find(str(name))
     if table_only and runs_only:
         raise UserError("--table-only and --runs-only exclude each other")
     if not runs_only:
-        pandas(), pyplot()  # a missing extra is reported before hours of training, not after
-    request = Request(
+        analysis.pandas(), figures.pyplot()  # a missing extra is reported before hours of training, not after
+    request = cells.Request(
         quick=quick,
         seeds=seeds,
         device=device,
@@ -88,18 +81,18 @@ def reproduce(
         precision=precision,
     )
     folder = out / experiment.name
-    if table_only and not Ledger(folder).read():
+    lines = ledger.Ledger(folder).read() if table_only else []
+    if table_only and not lines:
         raise UserError(
             f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
             f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
         )
-    outcome = None if table_only else run(experiment, folder, request, output.remark)
-    files: list[Path] = []
-    if not runs_only:
-        summary = read_summary(experiment, folder, presets)
-        outcome = outcome or remaining(summary, request)
-        files = write_files(summary, folder)
-    assert outcome is not None
+    if table_only:
+        request = replace(request, quick=bool(lines[0].get("quick")))
+        outcome = runner.outcome_of(cells.wanted_cells(experiment, request), lines, request)
+    else:
+        outcome = runner.run(experiment, folder, request, output.remark)
+    files = [] if runs_only else render.write_files(analysis.read_summary(experiment, folder, presets), folder)
     output.json({"experiment": name, **outcome.to_dict(), "files": files})
     said = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.failed:
@@ -112,7 +105,7 @@ def reproduce(
         output.remark(f"{outcome.stopped}; finished runs are kept. Continue with: {again}")
     if outcome.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if outcome.errors:
+    if outcome.errors and not table_only:
         raise typer.Exit(CHECK_FAILED)
 
 

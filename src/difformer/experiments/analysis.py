@@ -11,18 +11,18 @@ There is one rule of significance: over the seeds and splits that two rows share
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
 from difformer.errors import require
-from difformer.experiments.cells import NO_TRAINING, UNTUNED, Request, cells, read_presets, wanted_cells
-from difformer.experiments.ledger import CellKey, Ledger, Line, cell_of, current, reasons
+from difformer.experiments.cells import NO_TRAINING, UNTUNED, Request, cells, read_presets
+from difformer.experiments.ledger import CellKey, Ledger, Line, cell_of, current, failures
 from difformer.experiments.presets import Preset, read_toml
-from difformer.experiments.runner import Outcome
 from difformer.experiments.spec import Data, Experiment, System
 from difformer.report.comparison import ALPHA, Paired, judge, paired
 
@@ -43,37 +43,23 @@ _NONE: Line = {"data_options": {}, "fingerprint": None}  # lines of old versions
 pandas = partial(require, "pandas", extra="figures", purpose="making tables of results")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A published figure as its source prints it, with its numbers if it has any."""
-
-    text: str
-    mean: float | None = None
-    deviation: float | None = None
-
-    def __str__(self) -> str:
-        return self.text
-
-
 @cache
 def published() -> dict[str, Any]:
     """Everything in ``published.toml``: the paper's figures, and those measured with the authors' public code."""
     return read_toml(Path(__file__).with_name("published.toml"))
 
 
-def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
-    """The figure of a system in a source; for the paper also under the key that a section calls `published`."""
+def figure(experiment: str, source: str, data: Data, system: str) -> str | None:
+    """What a source prints for a system; for the paper also under the key that a section calls `published`."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
-    table: dict[str, Any] = next((tables[key] for key in keys if system in tables.get(key, {})), {})
-    if (found := table.get(system)) is None:
-        return None
-    if isinstance(found, str):
-        return Figure(found)
-    # 65.20 is read as 65.2: all figures of one table have the same number of digits.
-    printed = [repr(value) for entry in table.values() if not isinstance(entry, str) for value in entry]
-    digits = max(len(value.partition(".")[2]) for value in printed)
-    return Figure(" ± ".join(f"{value:.{digits}f}" for value in found), *found)
+    return next((tables[key][system] for key in keys if system in tables.get(key, {})), None)
+
+
+def mean_of(figure: str | None) -> float | None:
+    """The mean of a published figure such as ``"65.20 ± 0.34"``; None if it is in words."""
+    number = re.match(r"[\d.]+", figure or "")
+    return float(number[0]) if number else None
 
 
 @dataclass(frozen=True)
@@ -86,9 +72,9 @@ class Row:
     runs: Any = field(repr=False)  # frame of its runs, see `frame`
     reason: str = ""  # why runs are missing; empty if none is
     planned: bool = True  # whether `reproduce` would run it today
-    paper: Figure | None = None  # the paper's figure
-    authors: Figure | None = None  # the figure of the authors' code
-    memory: Figure | None = None  # the paper's memory in megabytes
+    paper: str | None = None  # the paper's figure
+    authors: str | None = None  # the figure of the authors' code
+    memory: str | None = None  # the paper's memory in megabytes
 
     @property
     def n(self) -> int:
@@ -316,7 +302,7 @@ def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[P
     """Rows of what is planned, and of what was run with presets that are no longer in use."""
     planned = {cell.key: cell for cell in cells(experiment, presets, Request(quick=quick))}
     runs = current(lines, {key: cell.settings_id() for key, cell in planned.items()} if lines else None)
-    why = reasons(lines)
+    why = {key: line["reason"] for key, line in failures(lines).items()}
     by_cell: dict[CellKey, list[Line]] = {}
     for line in sorted(runs, key=lambda one: int(one["seed"])):
         # A search may have continued after these runs and found nothing better: its preset knows the number of trials.
@@ -344,22 +330,3 @@ def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | Non
     lines = Ledger(folder).read()
     quick = any(line.get("quick") for line in lines)
     return summarise(experiment, lines, read_presets(preset_folder), quick=quick)
-
-
-def remaining(summary: Summary, request: Request) -> Outcome:
-    """What a call without ``--table-only`` would find: runs that exist, runs that are left, and failures."""
-    outcome = Outcome(there=summary.made)
-    rows = {(row.data.key, row.system.key, row.preset): row for row in summary.rows}
-    absent = {section.data.key: section.reason for section in summary.sections if section.reason}
-    for cell in wanted_cells(summary.experiment, replace(request, quick=summary.quick)):
-        row, count = rows[cell.key], request.seeds or cell.data.seeds
-        # Runs of a preset that has changed are shown until the new ones are made, but do not count as done.
-        same = row.n and row.first("settings_id") == cell.settings_id()
-        missing = count - (int((row.runs["seed"] < count).sum()) if same else 0)
-        if cell.data.key in absent:
-            outcome.failed[(cell.data.key, "", "")] = absent[cell.data.key]
-        elif missing and row.reason not in ("", NOT_YET):
-            outcome.failed[cell.key] = row.reason
-            continue
-        outcome.left += missing
-    return outcome

@@ -15,11 +15,10 @@ from textwrap import fill
 from typing import Any
 
 import torch
-from numpy import quantile
 
 from difformer.diffusion import as_diffusivity
 from difformer.errors import require
-from difformer.experiments.analysis import LABELS, PAPER, Row, Section, Summary, published
+from difformer.experiments.analysis import LABELS, PAPER, Row, Section, Summary, mean_of, published
 from difformer.experiments.cells import UNTUNED
 from difformer.files import write_whole
 from difformer.report.maps import GRID
@@ -52,14 +51,12 @@ def pyplot() -> Any:
 
 def draw(summary: Summary) -> Any:
     """The figure of an experiment; one sentence if nothing was run."""
-    drawn = DRAWINGS[summary.experiment.figure](summary)
-    if drawn is None:
+    lines = [summary.experiment.title, *[QUICK] * summary.quick]
+    if (drawn := DRAWINGS[summary.experiment.figure](summary)) is None:
         drawn, (ax,) = panels(1, width=6, height=1.2)
         ax.set_axis_off()
-        said = f"{summary.experiment.title}: nothing was run yet"
-        ax.text(0.5, 0.5, said, ha="center", va="center", transform=ax.transAxes, wrap=True)
-        return drawn
-    lines, wide = [summary.experiment.title, *[QUICK] * summary.quick], int(LETTERS_PER_INCH * drawn.get_figwidth())
+        lines.append("nothing was run yet")
+    wide = int(LETTERS_PER_INCH * drawn.get_figwidth())
     drawn.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
     return drawn
 
@@ -113,12 +110,11 @@ def _few(row: Row, what: str = "test") -> str:
 
 def near(points: Sequence[float]) -> tuple[float, float]:
     """The lowest and highest point that an axis should contain."""
-    low, high = min(points), max(points)
-    first, third = quantile(points, (0.25, 0.75))
-    reach = FAR * (third - first)
-    kept = [point for point in points if first - reach <= point <= third + reach]
-    outliers = len(points) >= FEWEST and (max(kept) - min(kept)) * GAIN < high - low
-    return (min(kept), max(kept)) if outliers else (low, high)
+    every = min(points), max(points)
+    (box,) = pyplot().matplotlib.cbook.boxplot_stats(points, whis=FAR)
+    kept = float(box["whislo"]), float(box["whishi"])
+    outliers = len(points) >= FEWEST and (kept[1] - kept[0]) * GAIN < every[1] - every[0]
+    return kept if outliers else every
 
 
 # Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.
@@ -146,8 +142,6 @@ def scores(summary: Summary) -> Any:
         spare.set_axis_off()
     for place, section in enumerate(costs):
         _cost_panels(axes[start + 2 * place :], section)
-    if not every:
-        return fig
     roles = {row.system.role for row in every}
     marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
     if any(row.preset == UNTUNED for row in every):
@@ -167,7 +161,7 @@ def _name(row: Row) -> str:
 def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
     what, factor = section.data.compare, rows[0].scale
     means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
-    papers = [None if row.paper is None else row.paper.mean for row in rows]
+    papers = [mean_of(row.paper) for row in rows]
     # The axis contains every near point with its bar, and a margin.
     first, last = near([*means, *(paper for paper in papers if paper is not None)])
     bars = [(mean - bar, mean + bar) for mean, bar in zip(means, spreads, strict=True) if first <= mean <= last]

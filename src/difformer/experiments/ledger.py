@@ -36,11 +36,11 @@ CellKey = tuple[str, str, str]
 CELL = ("data", "system", "preset")  # fields of a line that are its cell's key
 # Fields that do not affect a result, or hold those that do.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
-# Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
+# Fields that are not part of an identity. Specs of series set `scale_targets` to the behaviour before it was added.
 _NO_IDENTITY = ("model", "precision", "scale_targets")
-# Options whose default is not what was done before they existed.
+# Options whose default differs from the behaviour before they were added.
 _BEFORE = {"initialisation": "torch"}
-# Types of fields if they occur, and of those that a line must have.
+# Types of optional fields, and of those that a line must have.
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
     **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),
@@ -72,13 +72,7 @@ class Ledger:
             except UserError as error:
                 said = f"not a run of `difformer reproduce` ({error}); remove the line"
                 raise UserError(f"{self.path}, line {number}: {said}") from error
-        try:
-            json.dumps(lines, ensure_ascii=False).encode()
-            return [named(line) for line in lines]
-        except UnicodeEncodeError:
-            raise UserError(f"{self.path}: a text holds half of a character; restore the file") from None
-        except RecursionError:
-            raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
+        return [named(line) for line in lines]
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line, with the time."""
@@ -93,11 +87,12 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every complete JSON line of a file, none if it does not exist; an error names a line that is not JSON."""
+    """Every complete JSON line of a file, none if it does not exist; an error names one that is not JSON in UTF-8."""
     lines = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
             lines.append(json.loads(text))
+            json.dumps(lines[-1], ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
     return lines
@@ -129,8 +124,8 @@ def complete(config: TrainConfig) -> dict[str, Any]:
 def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: Mapping[str, Any]) -> str:
     """Identity of a data set with options and of settings, without the precision.
 
-    Settings at their default do not count. So a run keeps its identity when the package gains an option whose default
-    is what was done before, and lines of older versions are found again.
+    Settings at their default do not count, so a run keeps its identity when the package gains an option whose default
+    is the earlier behaviour.
     """
     if model == "difformer" and settings.get("diffusivity", "") is None:
         model = "difformer-off"  # its name before it had one of its own
@@ -202,12 +197,12 @@ def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None)
     return list(kept.values())
 
 
-def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
-    """Why a cell has no runs; system and preset are empty if the whole data set is meant. A later run clears it."""
-    found: dict[CellKey, str] = {}
+def failures(lines: Sequence[Line]) -> dict[CellKey, Line]:
+    """The last failure of each cell; system and preset are empty if its data failed. A later run clears it."""
+    found: dict[CellKey, Line] = {}
     for line in lines:
         if line["status"] == FAILED:
-            found[cell_of(line)] = line["reason"]
+            found[cell_of(line)] = line
         else:
             found.pop(cell_of(line), None)
             found.pop((line["data"], "", ""), None)

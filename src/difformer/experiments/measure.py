@@ -212,6 +212,5 @@ def _snapshot(loaded: Loaded, task: Task, number: int) -> dict[str, Any]:
 
 def _picture(title: str, where: Any, latent: list[Any], classes: Any = None, values: Any = None) -> dict[str, Any]:
     """Points of a map, and the strongest pairs of a layer."""
-    ends = [(one.source[:PAIRS], one.target[:PAIRS], one.weight[:PAIRS]) for one in latent]
-    pairs = [list(pair) for one in ends for pair in zip(*one, strict=True)]
-    return {"title": title, "x": where.x, "y": where.y, "classes": classes, "values": values, "pairs": pairs}
+    pairs = [list(pair) for one in latent for pair in zip(one.source, one.target, one.weight, strict=True)]
+    return {"title": title, "x": where.x, "y": where.y, "classes": classes, "values": values, "pairs": pairs[:PAIRS]}

@@ -58,13 +58,6 @@ class Preset:
         """What a preset is for; a file has at most one of each."""
         return self.name, self.model, self.dataset, self.variant
 
-    @property
-    def found_by(self) -> str | None:
-        """The command that found them; of a command that no longer exists, its arguments."""
-        gone = "python -m difformer.experiments.search "
-        command = self.command or ""
-        return f"a search of version 0.1 with {command[len(gone) :]}" if command.startswith(gone) else self.command
-
     def describe(self) -> str:
         """Origin in one line."""
         tuned = ""

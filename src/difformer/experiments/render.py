@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from difformer.errors import require
-from difformer.experiments.analysis import LABELS, Figure, Row, Section, Summary, pandas, published, read_summary
+from difformer.experiments.analysis import LABELS, Row, Section, Summary, mean_of, pandas, published, read_summary
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.figures import attention_figure, draw, save
 from difformer.experiments.spec import experiments
@@ -49,12 +49,12 @@ def _count(row: Row, n: int, why: bool) -> str:
     return f" ({of}{row.missing if why else ''})" + " †" * (row.preset == UNTUNED and why)
 
 
-def difference(row: Row, found: Figure | None) -> str:
+def difference(row: Row, figure: str | None) -> str:
     """Ours minus the published figure, in the units of the table."""
-    mean = row.mean(row.data.compare)
-    if found is None or found.mean is None or mean is None:
+    ours, published = row.mean(row.data.compare), mean_of(figure)
+    if ours is None or published is None:
         return NONE
-    return f"{row.scale * mean - found.mean:+.{2 if row.scale == 100 else 3}f}"
+    return f"{row.scale * ours - published:+.{2 if row.scale == 100 else 3}f}"
 
 
 def _median(row: Row, section: Section, what: str, form: str) -> str:
@@ -86,21 +86,21 @@ def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         **{LABELS.get(name, name): partial(score, what=name) for name in measures},
         "validation": partial(score, what="valid"),
         **{said: partial(_by_layer, name=name) for name, said in _BY_LAYER.items()},
-        "paper": lambda row: str(row.paper or NONE),
+        "paper": lambda row: row.paper or NONE,
         "Δ paper": lambda row: difference(row, row.paper),
-        "authors' code": lambda row: str(row.authors or NONE),
+        "authors' code": lambda row: row.authors or NONE,
         "Δ code": lambda row: difference(row, row.authors),
         "tuning (settings × runs)": lambda row: row.budget or NONE,
         "seconds per run (median)": partial(_median, section=section, what="seconds", form=".1f"),
         "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
-        "paper, MB": lambda row: str(row.memory or NONE),
+        "paper, MB": lambda row: row.memory or NONE,
     }
 
 
 def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
     gcn = [row for row in section.rows if row.system.key == "gcn"]
     base = next((row for row in gcn if row.n), None)
-    published = next((row.paper.mean for row in gcn if row.paper), None)
+    published = next((mean_of(row.paper) for row in gcn if row.paper), None)
 
     def seconds(row: Row) -> str:
         mean = row.mean("epoch_seconds")
@@ -117,10 +117,10 @@ def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         "seconds per epoch, mean ± std (n)": seconds,
         "× GCN": relative,
         "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
-        "paper, seconds": lambda row: str(row.paper or NONE),
-        "paper, × GCN": lambda row: _ratio(row.paper.mean if row.paper else None, published),
-        "paper, MB": lambda row: str(row.memory or NONE),
-        "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
+        "paper, seconds": lambda row: row.paper or NONE,
+        "paper, × GCN": lambda row: _ratio(mean_of(row.paper), published),
+        "paper, MB": lambda row: row.memory or NONE,
+        "authors' code on a CPU, seconds": lambda row: row.authors or NONE,
     }
 
 
@@ -141,7 +141,7 @@ def below_paper(section: Section) -> tuple[int, list[str]]:
     for row in section.rows if section.data.paper_protocol else ():
         if row.system.role == "rival" and len(row.values()):
             best[row.system.key] = max(best.get(row.system.key, row), row, key=lambda one: one.rank)
-    gaps = [(row, float(difference(row, row.paper))) for row in best.values() if row.paper and row.paper.mean]
+    gaps = [(row, float(difference(row, row.paper))) for row in best.values() if mean_of(row.paper)]
     said = []
     for row, gap in gaps:
         trials, _, runs = row.budget.partition(" × ")
@@ -214,9 +214,9 @@ def _altered(found: Sequence[Summary]) -> list[list[str]]:
 def _top(section: Section, source: str) -> str:
     """The best figure of ours in a source."""
     figures = [getattr(row, source) for row in section.rows if row.system.role == "ours"]
-    known = [one for one in figures if one is not None and one.mean is not None]
-    best = min if any(one.mean < 2 for one in known) else max  # errors of series: lower is better
-    return str(best(known, key=lambda one: one.mean)) if known and section.data.compare == "test" else NONE
+    known = {mean: figure for figure in figures if (mean := mean_of(figure)) is not None}
+    best = max if section.comparisons[0].ours.sign > 0 else min
+    return known[best(known)] if known and section.data.compare == "test" else NONE
 
 
 def _label(section: Section) -> str:

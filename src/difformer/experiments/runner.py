@@ -23,11 +23,11 @@ from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells
-from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, identity, run_id, run_key
+from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Line, cell_of, failures, run_id, run_key
 from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
-from difformer.files import only_one, writing
+from difformer.files import finite, only_one, writing
 from difformer.free_memory import free_bytes
 from difformer.training.callbacks import stop_requests
 from difformer.training.config import TrainConfig
@@ -195,7 +195,25 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Callable[[s
                 work.section(data, [cell for cell in wanted if cell.data.key == data.key])
         finally:
             gc.unfreeze()
-        return work.outcome
+    found = outcome_of(wanted, work.lines, request)
+    found.made, found.there, found.stopped = work.made, found.there - work.made, work.stopped
+    return found
+
+
+def outcome_of(wanted: Sequence[Cell], lines: Sequence[Line], request: Request) -> Outcome:
+    """Which requested runs a ledger holds, and why others are missing."""
+    done = {(*cell_of(line), line["settings_id"], line["seed"]) for line in lines if line["status"] == DONE}
+    found, failed = Outcome(), failures(lines)
+    for cell in wanted:
+        seeds, own = range(request.seeds or cell.data.seeds), cell.settings_id()
+        there = sum((*cell.key, own, seed) in done for seed in seeds)
+        found.there += there
+        found.left += len(seeds) - there
+        key = next((key for key in ((cell.data.key, "", ""), cell.key) if key in failed), None)
+        if key is not None and there < len(seeds):
+            found.failed[key] = failed[key]["reason"]
+    found.errors = sum(bool(failed[key].get("fault")) for key in found.failed)
+    return found
 
 
 @dataclass
@@ -210,49 +228,40 @@ class _Work:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.began, self.outcome = time.monotonic(), Outcome()
+        self.began, self.made, self.stopped = time.monotonic(), 0, ""
+        self.lines = self.ledger.read()
         # Two rows may have the same settings under different names: a run belongs to its row.
-        self.done: set[tuple[Any, ...]] = set()
-        self.failures: dict[CellKey, list[Line]] = {}  # since the last finished run of the cell
-        self.fingerprints: dict[str, set[str]] = {}  # by data set and options: presets choose among features
-        for line in self.ledger.read():
-            if bool(line.get("quick")) != self.request.quick:
-                there, asked = ("full", "quick") if self.request.quick else ("quick", "full")
-                raise UserError(
-                    f"{self.ledger.path.parent} holds {there} runs, but {asked} ones were requested, and the two are "
-                    f"never mixed: choose another folder with --out, or remove this one"
-                )
-            if line["status"] == FAILED:
-                self.failures.setdefault(cell_of(line), []).append(line)
-                continue
-            self.done.add((*cell_of(line), line.get("key")))
-            self.failures.pop(cell_of(line), None)
-            if "fingerprint" in line:
-                question = identity(data=line["data"], options=line.get("data_options", {}))
-                self.fingerprints.setdefault(question, set()).add(line["fingerprint"])
+        self.done = {(*cell_of(line), line.get("key")) for line in self.lines if line["status"] == DONE}
+        if any(bool(line.get("quick")) != self.request.quick for line in self.lines):
+            there, asked = ("full", "quick") if self.request.quick else ("quick", "full")
+            raise UserError(
+                f"{self.ledger.path.parent} holds {there} runs, but {asked} ones were requested, and the two are "
+                f"never mixed: choose another folder with --out, or remove this one"
+            )
+
+    def write(self, line: Line) -> None:
+        self.ledger.append(line)
+        self.lines.append(line)
 
     def over(self) -> bool:
-        """Whether to start nothing new."""
-        if not self.outcome.stopped:
+        """Whether no further run may start."""
+        if not self.stopped:
             if self.stop():
-                self.outcome.stopped = "interrupted"
+                self.stopped = "interrupted"
             elif time.monotonic() - self.began > self.request.seconds:
-                self.outcome.stopped = "out of time"
-        return bool(self.outcome.stopped)
+                self.stopped = "out of time"
+        return bool(self.stopped)
 
     def section(self, data: Data, wanted: Sequence[Cell]) -> None:
         """Every cell of one section; its data are loaded once per set of options."""
-        count = self.request.seeds or data.seeds
         loaded: dict[str, tuple[Task, Line]] = {}
-        for place, cell in enumerate(wanted):
+        for cell in wanted:
             name = str(cell.options)
             if name not in loaded:
-                found = None if self.over() else self._load(data, cell.options)
-                if found is None:
-                    self.outcome.left += count * (len(wanted) - place)
+                if self.over() or (found := self._load(data, cell.options)) is None:
                     return
                 loaded[name] = found
-            self._cell(cell, *loaded[name], count)
+            self._cell(cell, *loaded[name])
 
     def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, Line] | None:
         """The task and what all its lines share; None if it cannot be loaded."""
@@ -270,9 +279,9 @@ class _Work:
                 reason, fault = f"data not here: {said}", False
             self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason, fault)
             return None
-        fingerprint = task.fingerprint()
-        question = identity(data=data.key, options={**options, **data.alter})
-        if others := self.fingerprints.get(question, set()) - {fingerprint}:
+        fingerprint, question = task.fingerprint(), (data.key, finite({**options, **data.alter}))
+        same = [line for line in self.lines if (line["data"], line.get("data_options")) == question]
+        if others := {line["fingerprint"] for line in same if "fingerprint" in line} - {fingerprint}:
             self.say(
                 f"{self.experiment.name} {data.key}: some runs were made with other data (fingerprint "
                 f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
@@ -281,15 +290,11 @@ class _Work:
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
         return task, shared | measure.surroundings(self.device)
 
-    def _cell(self, cell: Cell, task: Task, shared: Line, count: int) -> None:
+    def _cell(self, cell: Cell, task: Task, shared: Line) -> None:
         request, own, mode = self.request, cell.settings_id(), cell.data.mode
-        keys = {seed: run_key(own, seed, split_of(task, seed).name, mode) for seed in range(count)}
+        keys = {s: run_key(own, s, split_of(task, s).name, mode) for s in range(request.seeds or cell.data.seeds)}
         seeds = [seed for seed, key in keys.items() if (*cell.key, key) not in self.done]
-        self.outcome.there += count - len(seeds)
-        if not seeds:
-            return
-        if self.over():
-            self.outcome.left += len(seeds)
+        if not seeds or self.over():
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
@@ -298,17 +303,15 @@ class _Work:
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
-            self.outcome.failed[cell.key] = earlier["reason"]
-            self.outcome.errors += bool(earlier.get("fault"))
             return
         if reason := why_not(cell, task):
             self._refuse(about, reason)
             return
-        made, watch = 0, Watch(self.stop, request.limit)
+        watch = Watch(self.stop, request.limit)
         try:
-            for line in perform(cell, task, seeds, self.device, watch, shared):
-                self.ledger.append(line)
-                made += 1
+            for made, line in enumerate(perform(cell, task, seeds, self.device, watch, shared), 1):
+                self.write(line)
+                self.made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
                 done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
                 self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.preset.name}) {done}")
@@ -318,32 +321,28 @@ class _Work:
             if watch.too_long:
                 self._refuse({**about, "limit": request.limit}, watch.reason(cut.epochs, str(shared["device"])))
             else:
-                self.outcome.stopped = "interrupted"
+                self.stopped = "interrupted"
         except Exception as error:  # other systems still run; the table gives the reason
             reason, fault = reason_of(error, self.device)
             self._refuse(about, reason + (f" (in {request.precision})" if chosen else ""), fault)
-        self.outcome.made += made
-        self.outcome.left += len(seeds) - made
 
     def _earlier(self, about: Line) -> Line | None:
-        """The last failure of the same attempt; lines of older versions stand for their cell, whatever its settings."""
+        """The last failure of the same attempt; lines of older versions match any attempt of their cell."""
         own, where = about.get("settings_id"), about["id"].split()[1:]
-        for line in reversed(self.failures.get(cell_of(about), [])):
+        for line in reversed([one for one in self.lines if cell_of(one) == cell_of(about)]):
+            if line["status"] == DONE:
+                return None
             if line.get("settings_id", own) == own and str(line.get("id", "")).split()[1:] == where:
                 return line
         return None
 
     def _refuse(self, about: Line, reason: str, fault: bool = False) -> None:
         """Report why a cell or data set cannot be run, and write it down unless it is already known."""
-        self.outcome.failed[cell_of(about)] = reason
-        self.outcome.errors += fault
         which = f"{about['system']} ({about['preset']})" if about.get("system") else ""
         self.say(f"{self.experiment.name} {about['data']} {which}".rstrip() + f": {reason}")
         if (self._earlier(about) or {}).get("reason") != reason:
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
-            line = {**shared, **about, "status": FAILED, "reason": reason, **({"fault": True} if fault else {})}
-            self.failures.setdefault(cell_of(about), []).append(line)
-            self.ledger.append(line)
+            self.write({**shared, **about, "status": FAILED, "reason": reason, **({"fault": True} if fault else {})})
 
 
 def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:

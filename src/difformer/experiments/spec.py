@@ -2,10 +2,11 @@
 
     experiment  =  {data} × {systems},     cell  =  (data, system, preset),     run  =  (cell, seed)
 
-Seed s uses split s modulo the number of splits. A file holds ``[[data]]`` entries (sections of the table), the keys of
-its ``systems`` (rows; ``specs/systems.toml`` defines the shared ones, ``[[system]]`` its own), and the settings of
-systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` gives one row per combination, a
-``[[data]]`` with ``each = {labels_per_class = [1, 5]}`` for one section per combination.
+Seed s uses split s modulo the number of splits. A file holds ``[[data]]`` entries (sections of the table), rows, and
+the settings of systems without a preset. Rows are its ``[[system]]`` entries and those of ``systems.toml`` that the
+list ``systems`` names; the list also orders them, and what it does not name comes first. A ``[[system]]`` with
+``each = {num_layers = [2, 4]}`` gives one row per combination, a ``[[data]]`` with ``each = {labels_per_class = [1]}``
+one section per combination.
 This module does not import torch, so that ``difformer reproduce --list`` is immediate.
 """
 
@@ -45,7 +46,6 @@ class Data:
     untuned: Mapping[str, Any] = field(default_factory=dict)  # of systems without a preset
     needs: float = 0.0  # gigabytes of free memory below which the data set is not loaded
     variant: str | None = None  # of the presets, for data sets that appear with several label counts
-    loader: str = ""  # generator in `difformer.experiments.samples`, in place of `load`
     published: str = ""  # key of the paper's figures, if it is not `key`
     paper_protocol: bool = False  # whether the splits are the paper's, so that its figures can be compared directly
     measures: tuple[str, ...] = ()  # beside the metric: `difformer.experiments.measure`
@@ -131,12 +131,11 @@ def read_experiment(path: Path) -> Experiment:
         UserError: If the file is not TOML or has an unknown field; the message names the file.
     """
     content = read_toml(path)
-    own = [one for entry in content.pop("system", []) for one in _entries(System, entry, path)]
-    known = {**shared_systems(), **{one.key: one for one in own}}
-    wanted = content.pop("systems", None) or [one.key for one in own]
-    if unknown := [key for key in wanted if key not in known]:
+    own = {one.key: one for entry in content.pop("system", []) for one in _entries(System, entry, path)}
+    known, listed = {**shared_systems(), **own}, content.pop("systems", [])
+    if unknown := [key for key in listed if key not in known]:
         raise UserError(f"{path}: there is no system {unknown[0]!r}; define it as [[system]] or in systems.toml")
-    content["systems"] = tuple(known[key] for key in wanted)
+    content["systems"] = tuple(known[key] for key in [*(key for key in own if key not in listed), *listed])
     for name in ("data", "quick_data"):
         content[name] = tuple(one for entry in content.get(name, []) for one in _entries(Data, entry, path))
     return _made(Experiment, {"name": path.stem, **content}, path)
@@ -150,15 +149,10 @@ def shared_systems() -> dict[str, System]:
 
 
 def _entries(kind: Any, entry: Mapping[str, Any], path: Path) -> Iterator[Any]:
-    """What a ``[[data]]`` or ``[[system]]`` table stands for: a shared system, or one per combination of ``each``.
+    """What a ``[[data]]`` or ``[[system]]`` table stands for: one entry, or one per combination of ``each``.
 
-    The values are filled into key and label; they are settings of a system, and alter data.
+    The values are filled into key and label, and become settings of a system or alterations of the data.
     """
-    if kind is System and set(entry) == {"key"}:
-        if entry["key"] not in shared_systems():
-            raise UserError(f"{path}: systems.toml has no system {entry['key']!r}")
-        yield shared_systems()[entry["key"]]
-        return
     where = "settings" if kind is System else "alter"
     if kind is System and not entry.get("baseline"):
         entry = {"model": entry["key"], **entry}
