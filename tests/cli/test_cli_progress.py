@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,25 @@ def test_a_log_gets_about_ten_lines_per_run(clock):
     assert len(lines) == 11  # the first, and every tenth
     assert lines[0] == "seed 0 epoch 1/100 loss 0.5000 valid 0.8000 test 0.7000"  # no speed to tell yet
     assert lines[-1] == "seed 0 epoch 100/100 loss 0.5000 valid 0.8000 test 0.7000 | 10.0 epochs/s, 10s left"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_wait_for_the_first_evaluation_is_announced(clock, monkeypatch, terminal):
+    monkeypatch.setattr("difformer.cli.output.WAITS", (0.01, 0.05))
+    shown, text = progress(clock, terminal=terminal)
+    with shown:
+        for _ in range(500):
+            if text.getvalue().count("no evaluation yet") == 2:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"nothing was said: {text.getvalue()!r}")
+    monkeypatch.setattr("difformer.cli.output.WAITS", (0.2,))
+    quick, text = progress(clock, terminal=terminal)
+    with quick:
+        quick.on_epoch(event(0, 1))
+        time.sleep(0.3)
+    assert "no evaluation yet" not in text.getvalue()
 
 
 def test_a_terminal_shows_a_live_table(clock):

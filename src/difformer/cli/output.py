@@ -10,10 +10,12 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ HEADINGS = ("run", "epoch", "loss", *PARTS, "best epoch", "its valid", "its test
 REDRAWS_PER_SECOND = 4  # by a thread of their own: a slow terminal does not slow down the training
 LINES_PER_RUN = 10
 ROWS_SHOWN = 12
+WAITS = (30.0, 120.0, 600.0)  # seconds without an evaluation after which a message is printed
 
 
 @dataclass
@@ -168,8 +171,10 @@ class Progress:
         self.ended: set[tuple[Any, Any]] = set()
         self.started = self.first_event = clock()
         self._live: Any = None
+        self._evaluated = threading.Event()
 
     def __enter__(self) -> Progress:
+        threading.Thread(target=self._report_long_waits, daemon=True).start()
         if self.output.err.is_terminal:
             from rich.live import Live
 
@@ -178,11 +183,21 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._evaluated.set()
         if self._live is not None:
             self._live.stop()  # draws once more
 
+    def _report_long_waits(self) -> None:
+        """The first epoch on a large graph can take minutes: says that the run is still going."""
+        for before, seconds in pairwise((0.0, *WAITS)):
+            if self._evaluated.wait(seconds - before):
+                return
+            said = "no evaluation yet; speed and time left follow after the first one"
+            self.output.remark(f"running for {clock_time(seconds)}, {said}")
+
     def on_epoch(self, event: training.EpochEvent) -> None:
         """Records an evaluated epoch, and prints its line where there is no live table."""
+        self._evaluated.set()
         self.epochs, run = event.epochs, (event.seed, event.split)  # fewer epochs than requested if nothing is trained
         if not self.events:
             self.first_event = self.clock()
