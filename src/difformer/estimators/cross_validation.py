@@ -97,9 +97,7 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
     def score(estimator: Any, X: Any, y: Any, **options: Any) -> float:
         rows, labels = _known(as_array(y), is_classifier(estimator))
         if not len(rows):
-            raise UserError(
-                f"all {len(as_array(y))} rows to score are unlabelled; use larger folds, or stratified ones"
-            )
+            raise UserError(f"all {len(as_array(y))} rows to score are unlabelled; use larger, or stratified, folds")
         return float(scorer(estimator, _safe_indexing(X, rows), labels, **options))
 
     return score
@@ -108,14 +106,9 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
 def _by_number(model: Any) -> Any:
     """A fitted model whose features are the numbers of fitted rows, and whose answers are what `fit` stored of them."""
 
-    def predict(rows: Array) -> Any:
-        return model.transduction_[rows]
-
-    def predict_proba(rows: Array) -> Any:
-        return model.label_distributions_[rows]
-
     answers = copy.copy(model)
-    answers.predict, answers.predict_proba = predict, predict_proba
+    answers.predict = lambda rows: model.transduction_[rows]
+    answers.predict_proba = lambda rows: model.label_distributions_[rows]
     return answers
 
 

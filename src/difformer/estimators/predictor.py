@@ -6,9 +6,8 @@ the values that fitted rows have at this layer. Fitted rows do not receive from 
 The population itself goes through the same code, so a fitted row that is predicted again gets the same answer. All of
 it is computed in double precision: rows get the same answer one by one and by the million.
 
-Nothing of the training data is kept but what predictions need: the summary of each layer; with a neighbour graph the
-scaled features to search among; with any graph the values of each layer; with a given graph its edges, and fingerprints
-by which fitted rows are recognised.
+Of the training data only this is kept: the summary of each layer; with a neighbour graph the scaled features to search
+among; with any graph the values of each layer; with a given graph its edges and the fingerprints of its rows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
 from difformer.data.sparse_features import SPARSE_BELOW, from_scipy
 from difformer.estimators.population import RowScaling
-from difformer.estimators.row_graph import GivenGraph, RowEdges, Search
+from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
 from difformer.nn.conv import over_heads
@@ -38,7 +37,6 @@ from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
 Part = tuple[Features, RowEdges | None]
-Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
 SMALL = 1 << 16  # numbers in an operation up to which one thread is used
@@ -80,10 +78,10 @@ class Member(nn.Module):
 def remember(
     model: DIFFormer, parts: list[Part], mass: Tensor | None = None, landmarks: Tensor | None = None
 ) -> Member:
-    """A copy of the model with its memory of a population.
+    """A copy of the model with its memory of a population, given as scaled features and the edges among its rows.
 
-    `parts` are the population's scaled features and the edges among its rows; `landmarks` represent it where the keys
-    themselves are remembered. Sums are kept in double precision; what has O(n) numbers, in single precision.
+    `landmarks` represent it where the keys themselves are remembered. Sums are kept in double precision, the rest in
+    single.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     sizes = [x.shape[0] for x, _ in parts]
@@ -111,23 +109,29 @@ def remember(
 
 
 class Predictor(nn.Module):
-    """Models in the context of their population; answers are states if `embed`, probabilities if `softmax`, or values.
-
-    `members` are appended once they remember the population.
-    """
+    """Models in the context of their population; answers are states if `embed`, otherwise probabilities or values."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # the numbers
 
     def __init__(
-        self, numbers: Numbers, search: Search | None, given: GivenGraph | None, *, softmax: bool, embed: bool = False
+        self,
+        numbers: Mapping[str, Tensor | None],  # by the names in `NUMBERS`
+        search: RowSearch | None,
+        given: GivenGraph | None,
+        *,
+        embed: bool = False,
     ) -> None:
         super().__init__()
         for name in NUMBERS:
             self.register_buffer(name, numbers.get(name))
-        self.members: Any = nn.ModuleList()
-        self.search, self.given, self.softmax, self.embed = search, given, softmax, embed
+        self.members: Any = nn.ModuleList()  # which are appended once they remember the population
+        self.search, self.given, self.embed = search, given, embed
+
+    @property
+    def softmax(self) -> bool:
+        return self.output_scale is None
 
     @property
     def scaling(self) -> RowScaling:
@@ -136,8 +140,7 @@ class Predictor(nn.Module):
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
 
-        `edges` are CSR weights ``[M, n]`` from fitted rows, where a graph was given; None recognises fitted rows.
-        `nearest` are neighbours ``[M, k]`` that have been searched already.
+        `edges` are weights ``[M, n]`` from fitted rows, None to recognise fitted rows; `nearest` neighbours ``[M, k]``.
         """
         if self.given is not None and edges is None:
             edges = self.given.recognise(x)
@@ -173,10 +176,12 @@ class Predictor(nn.Module):
         if self.embed:
             return torch.cat(states, 1)
         each = [member.model.decode(z) for member, z in zip(self.members, states, strict=True)]
-        mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
+        if self.softmax:
+            return torch.stack([(o / self.temperature).softmax(-1) for o in each]).mean(0)
+        mean = torch.stack(each).mean(0)
         if self.coefficients is not None:
             mean = x @ self.coefficients + self.intercepts + self.share * mean
-        return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
+        return mean * self.output_scale[1] + self.output_scale[0]
 
 
 _lock = threading.Lock()
@@ -185,10 +190,9 @@ _outside: list[int] = []  # the number of threads before any fit, one entry per 
 
 @contextmanager
 def threads_for(numbers: int) -> Iterator[None]:
-    """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
+    """Within it torch uses one thread if operations have at most `SMALL` numbers: more would wait for each other.
 
-    Threads that share a short operation spend their time waiting for each other on a busy machine. A Python thread
-    inherits the number that another set last, so what is restored is the number before the first of all running fits.
+    A Python thread inherits the number that another set last, so the number before the first running fit is restored.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()

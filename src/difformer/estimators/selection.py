@@ -45,7 +45,6 @@ Array = np.ndarray[Any, Any]
 Side = str | None  # "knn", "given", or None for no graph
 EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
-
 HELD_OUT = "held out"
 HELD_OUT_SHARE = 0.1  # of `ENOUGH` labelled rows or more
 JUDGES = 10  # fewest labelled rows for a cross-validation
@@ -56,6 +55,10 @@ CAUTIOUS, PRIOR = 2.0, 4.0
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
 GRID = np.exp(np.linspace(np.log(0.25), np.log(20.0), 200))
 NAMES = {"knn": "with the neighbour graph", "given": "with the given graph", None: "without a graph"}
+NO_BETTER = (
+    "the model is no better than the {}: {} {:.3f} on {} held-out labelled rows, where a constant prediction has "
+    "{:.3f}; the features may say nothing about the targets, or there are too few labels"
+)
 LINES = 10  # lines printed per model, about
 TINY = torch.finfo(torch.float64).tiny
 
@@ -124,16 +127,15 @@ def train(
     if problem.table is not None:
         linear = LinearPart.of(problem.table, y, split.train, problem.weight)
         y = (y - linear.predict(problem.table)).float()
+    (rows, columns), device = problem.x.shape, resolve(recipe.options.device)
     outputs = int(y.max()) + 1 if problem.classes else y.shape[1]
-    kind: Any = "multiclass" if problem.classes else "regression"
-    metric = "accuracy" if problem.classes else "mse"
-    task = Task("estimator", "nodes", kind, metric, "rows of a table", problem.x, y, (split,), outputs, *edges)
-    fed, loss, device = task, None, resolve(recipe.options.device)
+    kind, metric = ("multiclass", "accuracy") if problem.classes else ("regression", "mse")
+    task = Task("estimator", "nodes", kind, metric, "rows of a table", problem.x, y, (split,), outputs, *edges)  # type: ignore[arg-type]
+    fed, loss = task, None
     if problem.weight is not None:  # one more column of the targets, so that any batch has it
-        packed = torch.cat([y.double().reshape(len(y), -1), problem.weight.double().unsqueeze(1)], 1)
+        packed = torch.cat([y.double().reshape(rows, -1), problem.weight.double().unsqueeze(1)], 1)
         fed = replace(task, y=packed, problem="regression", metric="mse", num_outputs=packed.shape[1])
         loss = weighted_loss(classes=problem.classes)
-    rows, columns = problem.x.shape
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
     batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
     config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
@@ -144,7 +146,7 @@ def train(
     feed = PartsFeed(fed, split, config, seed, device) if batch else NodesFeed(fed, split, device, mass)
     chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
-    shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
+    shown = [Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}")] if label else []
     return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
 
 
@@ -217,23 +219,17 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
     """Judge runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
     rows = torch.cat([split.valid for split, _ in tried])
     each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
-    outputs, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
+    outputs, target, count = torch.cat(each, 1), problem.y[rows], len(rows)
+    ones = torch.ones(count, dtype=torch.float64)
     mass, weight = (ones if w is None else w[rows].double() for w in (problem.mass, problem.weight))
-    enough, counted = len(target) >= WITNESSES, f"{len(target)} held-out"
     if problem.classes:
         temperature, loss = fit_temperature(outputs, target, weight)
         right = float((mass * (outputs.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
-        counts = torch.zeros(outputs.shape[-1], dtype=torch.float64).index_add(0, target, mass)
-        majority = float(counts.max() / mass.sum())
+        majority = float(torch.bincount(target, mass).max() / mass.sum())
         # Class weights prefer rare classes on purpose.
-        poor = right <= majority and enough and torch.equal(weight, mass)
-        warning = (
-            f"the model is no better than the most frequent class: accuracy {right:.3f} on {counted} labelled rows, of "
-            f"which the most frequent class has {majority:.3f}; the features may not tell the classes apart, or there "
-            f"are too few labels"
-        )
-        words = f"log loss {loss:.4f}, accuracy {right:.4f} on {counted} rows"
-        return Judged(loss, temperature, words, warning if poor else "")
+        poor = right <= majority and count >= WITNESSES and torch.equal(weight, mass)
+        warning = NO_BETTER.format("most frequent class", "accuracy", right, count, majority) if poor else ""
+        return Judged(loss, temperature, f"log loss {loss:.4f}, accuracy {right:.4f} on {count} held-out rows", warning)
     outputs, target = outputs.mean(0), target.double()
     linear = torch.zeros_like(target)
     if problem.table is not None:  # all runs on a split have the same linear part
@@ -245,13 +241,9 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
         float(((found - wanted).square() * known).sum() / known.sum().clamp_min(TINY))
         for found in (linear + share * outputs, mean)
     )
-    warning = (
-        f"the model is no better than the mean: squared error {loss:.3f} on {counted} labelled rows (targets scaled "
-        f"to variance one), where their mean has {constant:.3f}; the features may say nothing about the targets, or "
-        f"there are too few labels"
-    )
-    poor = loss >= constant and enough
-    return Judged(loss, 1.0, f"squared error {loss:.4f} on {counted} rows", warning if poor else "", share)
+    poor = loss >= constant and count >= WITNESSES
+    warning = NO_BETTER.format("mean", "squared error", loss, count, constant) if poor else ""
+    return Judged(loss, 1.0, f"squared error {loss:.4f} on {count} held-out rows", warning, share)
 
 
 def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
