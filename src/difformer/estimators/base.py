@@ -473,5 +473,4 @@ class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
 
     @property
     def _n_features_out(self) -> int:
-        # Of the models that were fitted: options may have been set to something else since.
-        return sum(self.fitted_.widths())
+        return len(self.fitted_.members) * self.fitted_.channels

@@ -1,11 +1,10 @@
 """Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but if all other labels
-are numbers, words such as ``"none"`` mark unlabelled rows, and a warning says so: the rule of
-`difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector machines write
-them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely
-a -1 that numpy turned into text, and is refused.
+objects such as texts. Any text is a class; but if all other labels are numbers, words such as ``"none"`` are marks, by
+the rule of `difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector
+machines write them. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely a -1
+that numpy turned into text, and is refused.
 """
 
 from __future__ import annotations

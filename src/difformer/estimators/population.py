@@ -17,9 +17,9 @@ once for each of two families of s_j: 128 bits in all, so that two different row
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
 all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
-pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are and are
-left out of σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep their zeros:
-all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
+pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are: divided
+by its deviation, a rare category would outweigh every number. Sparse features keep their zeros: all entries are divided
+by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from difformer.nn.conv import over_heads
 from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
+Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
 Part = tuple[Features, RowEdges | None]
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
@@ -80,8 +81,7 @@ def remember(
 ) -> Member:
     """A copy of the model with its memory of a population, given as scaled features and the edges among its rows.
 
-    `landmarks` represent it where the keys themselves are remembered. Sums are kept in double precision, the rest in
-    single.
+    `landmarks` represent it where the keys themselves are remembered. Sums are kept in double precision.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     sizes = [x.shape[0] for x, _ in parts]
@@ -115,14 +115,7 @@ class Predictor(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...  # the numbers
 
-    def __init__(
-        self,
-        numbers: Mapping[str, Tensor | None],  # by the names in `NUMBERS`
-        search: RowSearch | None,
-        given: GivenGraph | None,
-        *,
-        embed: bool = False,
-    ) -> None:
+    def __init__(self, numbers: Numbers, search: RowSearch | None, given: GivenGraph | None, *, embed: bool) -> None:
         super().__init__()
         for name in NUMBERS:
             self.register_buffer(name, numbers.get(name))
@@ -162,13 +155,14 @@ class Predictor(nn.Module):
     def predict(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
         """Answers to the rows of a table; `edges` as in `parts`."""
         # Numbers in the largest operation: rows by features, by channels, or by what is kept of the population.
-        width = max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
+        width = max(self.channels, *(len(kept) for kept in self.buffers() if kept.ndim))
         with threads_for(x.shape[0] * width):
             return torch.cat([self(*part) for part in self.parts(x, edges)]).numpy()
 
-    def widths(self) -> list[int]:
-        """Length of a state of each member."""
-        return [int(member.model.config["hidden_channels"]) for member in self.members]
+    @property
+    def channels(self) -> int:
+        """Length of a state of a member, as it was fitted: options may have been set to something else since."""
+        return int(self.members[0].model.config["hidden_channels"])
 
     def forward(self, x: Features, edges: RowEdges | None) -> Tensor:
         """Probabilities ``[M, C]`` or values ``[M, T]`` of scaled features; or states ``[M, members · hidden]``."""

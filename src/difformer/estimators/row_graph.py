@@ -1,18 +1,16 @@
-"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
+r"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
 ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. Unless
-``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. A pair that is listed
-twice is one edge; repeated entries of a matrix or a `Graph` add up. Self-loops among the rows to fit are left out.
-Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
+``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. Inside the estimators
+a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
 Rows to predict continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
 d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j). With
 ``directed=True`` s_j = a_j / d: a sender that receives nothing has d_j = 0, and its edges would be lost.
 
 In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k; a fitted row is its own first
-neighbour. Nearness is Euclidean for dense rows and the cosine for sparse ones; the search is that of
-`difformer.data.knn`, whose answer for a row does not depend on the other rows that are searched with it.
+neighbour. The answer for a row does not depend on the other rows that are searched with it.
 """
 
 from __future__ import annotations

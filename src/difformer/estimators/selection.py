@@ -1,20 +1,17 @@
 r"""Training on a table, and the choices made on held-out labels: graph, number of steps, temperature, linear part.
 
-With `ENOUGH` labelled rows or more, a tenth is held out once; it ends every run and chooses graph and temperature. With
-`JUDGES` or more, `FOLDS` folds choose graph, steps and temperature, and then the models are trained on all labelled
-rows. With fewer, nothing is held out. A `validation_fraction` that is given is held out once in any case.
+With `ENOUGH` labelled rows or more, or a `validation_fraction`, a share is held out once; it ends every run and chooses
+graph and temperature. With `JUDGES` or more, `FOLDS` folds choose graph, steps and temperature, and then the models are
+trained on all labelled rows. With fewer, nothing is held out. The graph is the one with the smaller held-out loss.
 
-A graph is kept only if held-out rows are predicted at least as well with it as without: by the log loss of calibrated
-probabilities, or by the squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log
-loss, drawn towards `CAUTIOUS` as `PRIOR` observations would draw it.
-
-A regression has a linear part, beside which the models learn the rest: for each target t,
+Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR`
+observations would draw it. A regression has a linear part, beside which the models learn the rest: for each target t,
 
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty. The models are trained on
 its residuals, and γ is the share of their outputs that predicts held-out rows best, zero unless the gain is more than
-three standard errors. So a regressor is a ridge regression where a target is linear in the features.
+three standard errors.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ NO_BETTER = (
     "the model is no better than the {}: {} {:.3f} on {} held-out labelled rows, where a constant prediction has "
     "{:.3f}; the features may say nothing about the targets, or there are too few labels"
 )
-LINES = 10  # lines printed per model, about
+LINES = 10  # printed per model, about
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -286,20 +283,17 @@ def train_and_choose(
     splits = [held_out] if once else make_folds(problem, recipe.seed)
     side, runs, found = next(iter(sides)), list[Run](), Judged(None, CAUTIOUS if problem.classes else 1.0)
     if splits:
-        tried: dict[Side, list[Run]] = {}
-        judged: dict[Side, Judged] = {}
+        tried: dict[Side, tuple[Judged, list[Run]]] = {}
         for side, edges in sides.items():
             label = f"model 1 of {count} {NAMES[side]}" if once else ""
-            tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
-            judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
-        for side, one in judged.items():
-            recipe.say(f"{NAMES[side]}: {one.words}")
-        side = min(judged, key=lambda side: judged[side].loss or 0.0)
-        found = judged[side]
-        if once:
-            runs = tried[side]
-        else:
-            steps = best_steps(tried[side], splits, steps)
+            runs = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
+            found = judge(problem, [(split, [run]) for split, run in zip(splits, runs, strict=True)])
+            recipe.say(f"{NAMES[side]}: {found.words}")
+            tried[side] = found, runs
+        side = min(tried, key=lambda side: tried[side][0].loss or 0.0)
+        found, runs = tried[side]
+        if not once:
+            runs, steps = [], best_steps(runs, splits, steps)
     for i in range(len(runs), count):
         label = f"model {i + 1} of {count}"
         runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=label))
