@@ -34,7 +34,7 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     if not known.any():
         problem = f"all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight zero"
         raise UserError(f"{name} needs labelled rows: {problem}; label at least one row of each of two classes")
-    found = settled(labels[known])
+    found = with_common_dtype(labels[known])
     check_classification_targets(found)
     classes, numbers = np.unique(found, return_inverse=True)
     if len(classes) < 2:
@@ -51,7 +51,7 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
     known = is_labelled(labels, classes)
     if not known.any():
         raise UserError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
-    return known, settled(labels[known])
+    return known, with_common_dtype(labels[known])
 
 
 def has_classes(y: Any) -> bool:
@@ -59,7 +59,7 @@ def has_classes(y: Any) -> bool:
     array = as_array(y)
     if array.ndim != 1 and array.shape[1:] != (1,):
         return False
-    known = settled(array.ravel()[is_labelled(array.ravel())])
+    known = with_common_dtype(array.ravel()[is_labelled(array.ravel())])
     return known.size == 0 or type_of_target(known, input_name="y") in ("binary", "multiclass")
 
 
@@ -128,7 +128,7 @@ def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
     return is_missing(label) or bool(label == UNLABELLED)
 
 
-def settled(labels: Array) -> Array:
+def with_common_dtype(labels: Array) -> Array:
     """Objects in their common dtype: texts, whole numbers, …; a mixture of texts and others is refused."""
     if labels.dtype.kind != "O":
         return labels

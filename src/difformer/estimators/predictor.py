@@ -1,10 +1,10 @@
-r"""Everything that a fitted estimator needs for predictions: scaling, neighbours, models, and their population.
+r"""What a fitted estimator needs for predictions: scaling, neighbours, models, and their memory of the population.
 
 The layers are those of the trained model; what differs is who sends (`difformer.nn.context`). Layer by layer the
 population is summarised (`store`), and a row, new or fitted, receives from that summary and, along observed edges, from
 the values that fitted rows have at this layer. Fitted rows do not receive from new ones, nor new rows from each other.
 The population itself goes through the same code, so a fitted row that is predicted again gets the same answer. All of
-it is computed in double precision: rows get the same answer one by one and by the million.
+it is computed in double precision, so that a row gets the same answer alone and in any batch.
 
 Of the training data only this is kept: the summary of each layer; with a neighbour graph the scaled features to search
 among; with any graph the values of each layer; with a given graph its edges and the fingerprints of its rows.

@@ -27,7 +27,7 @@ from difformer.training import TrainConfig
 ENOUGH = 500  # labelled rows from which a share is held out once, without dropout
 DROPOUT = 0.2  # with fewer
 LONGER = 3  # times as many steps if held-out rows choose the epoch
-LOOKS = 20  # evaluations per run; each costs about half as much as a step
+EVALUATIONS = 20  # per run; each costs about half as much as a step
 WHOLE = 20_000  # most rows trained on at once if pairs are compared one by one
 BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
 MOST_WHOLE = 4096  # most rows trained on at once if many are labelled; beyond, mini-batches learn faster
@@ -127,6 +127,6 @@ class Recipe:
             learning_rate=float(self.options.learning_rate),
             weight_decay=min(DECAY, 1 / max(1, labels)) if decay is None else float(decay),
             batch_size=batch,
-            eval_every=max(1, epochs // LOOKS),
+            eval_every=max(1, epochs // EVALUATIONS),
             patience=max(1, epochs // 4) if held_out else None,
         )

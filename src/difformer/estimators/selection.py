@@ -1,8 +1,8 @@
 r"""Training on a table, and the choices made on held-out labels: graph, number of steps, temperature, linear part.
 
 With `ENOUGH` labelled rows or more, or a `validation_fraction`, a share is held out once; it ends every run and chooses
-graph and temperature. With `JUDGES` or more, `FOLDS` folds choose graph, steps and temperature, and then the models are
-trained on all labelled rows. With fewer, nothing is held out. The graph is the one with the smaller held-out loss.
+graph and temperature. With `FEWEST_FOR_FOLDS` or more, `FOLDS` folds choose graph, steps and temperature, and then the
+models are trained on all labelled rows. With fewer, nothing is held out. The graph with the smaller held-out loss wins.
 
 Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR`
 observations would draw it. A regression has a linear part, beside which the models learn the rest: for each target t,
@@ -44,8 +44,8 @@ EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
 HELD_OUT = "held out"
 HELD_OUT_SHARE = 0.1  # of `ENOUGH` labelled rows or more
-JUDGES = 10  # fewest labelled rows for a cross-validation
-WITNESSES = 20  # fewest held-out rows for a warning about a useless model
+FEWEST_FOR_FOLDS = 10  # fewest labelled rows for a cross-validation
+FEWEST_FOR_WARNING = 20  # fewest held-out rows for a warning about a useless model
 FOLDS = 3
 FEWEST_STEPS = 20
 CAUTIOUS, PRIOR = 2.0, 4.0
@@ -224,7 +224,7 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
         right = float((mass * (outputs.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
         majority = float(torch.bincount(target, mass).max() / mass.sum())
         # Class weights prefer rare classes on purpose.
-        poor = right <= majority and count >= WITNESSES and torch.equal(weight, mass)
+        poor = right <= majority and count >= FEWEST_FOR_WARNING and torch.equal(weight, mass)
         warning = NO_BETTER.format("most frequent class", "accuracy", right, count, majority) if poor else ""
         return Judged(loss, temperature, f"log loss {loss:.4f}, accuracy {right:.4f} on {count} held-out rows", warning)
     outputs, target = outputs.mean(0), target.double()
@@ -238,7 +238,7 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
         float(((found - wanted).square() * known).sum() / known.sum().clamp_min(TINY))
         for found in (linear + share * outputs, mean)
     )
-    poor = loss >= constant and count >= WITNESSES
+    poor = loss >= constant and count >= FEWEST_FOR_WARNING
     warning = NO_BETTER.format("mean", "squared error", loss, count, constant) if poor else ""
     return Judged(loss, 1.0, f"squared error {loss:.4f} on {count} held-out rows", warning, share)
 
@@ -325,12 +325,12 @@ def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
 
 
 def make_folds(problem: TableProblem, seed: int) -> list[Split]:
-    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out."""
+    """`FOLDS` stratified folds of the labelled rows; none if fewer than `FEWEST_FOR_FOLDS` rows could be held out."""
     (classes, order), rows = _shuffled(problem, seed), problem.labelled
     fold = np.empty(len(classes), dtype=np.int64)
     fold[order] = np.arange(len(classes)) % FOLDS
     fold[(np.bincount(classes) == 1)[classes]] = -1  # the only row of a class is always trained on
-    if (fold >= 0).sum() < JUDGES:
+    if (fold >= 0).sum() < FEWEST_FOR_FOLDS:
         return []
     return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
 

@@ -9,8 +9,8 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
 
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
 where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. Wilcoxon's
-signed-rank test assumes no distribution. Differences that are all equal say nothing of their noise: then p is that of
-the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
+signed-rank test assumes no distribution. If all differences are equal there is no estimate of their noise, and p is
+that of the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
 multiplied by m - k + 1, and none is smaller than the one before it.
 """
 

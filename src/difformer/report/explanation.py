@@ -177,7 +177,7 @@ def _target_names(task: Task) -> Sequence[str]:
 
 
 def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
-    """Of the outputs, the one to explain."""
+    """The number of the output to explain."""
     if task.problem == "multiclass":
         if target is not None:
             raise UserError("target: the run predicts one label, whose probability is explained; leave it out")

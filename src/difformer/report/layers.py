@@ -90,7 +90,7 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
 
 def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor | None) -> LatentLayer:
     n, (q, k) = z.shape[0], layer.queries_and_keys(z)
-    asked = asking(shown, n).to(z.device)  # places among the shown
+    asked = places_of_queries(shown, n).to(z.device)  # places among the shown
     assert layer.diffusivity is not None
     shares, entropies, among = [z.new_empty(0)], [], []
     for targets in shown[asked].split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
@@ -112,8 +112,8 @@ def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor 
     )
 
 
-def asking(shown: Tensor, size: int) -> Tensor:
-    """Places among the shown whose attention to all is computed: as many as `ENTRIES` allows."""
+def places_of_queries(shown: Tensor, size: int) -> Tensor:
+    """Places among the shown instances whose attention to all is computed: as many as `ENTRIES` allows."""
     return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
 
 
@@ -158,7 +158,7 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
     """Attention of a scene; None if there are no latent pairs. Classes are -1 if unknown."""
     if why_no_pairs(scene):
         return None
-    found, asked = latent_layers(scene, shown, classes), shown[asking(shown, scene.size)]
+    found, asked = latent_layers(scene, shown, classes), shown[places_of_queries(shown, scene.size)]
     share, count, edges, joined = None, 0, 0, 0
     if classes is not None and all(one.within is not None for one in found):
         share, count = chance(classes, asked), int((classes[asked] >= 0).sum())
