@@ -131,7 +131,7 @@ class DIFFormerEstimator(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> Self:
-        """Train on the labelled rows, in the context of all.
+        """Train on the labelled rows, in the context of all rows.
 
         Args:
             X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
@@ -281,7 +281,7 @@ class DIFFormerEstimator(BaseEstimator):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> Self:
-        """Reads what `save_pretrained` wrote, and executes nothing from it; your own diffusivity has to be given again.
+        """Load what `save_pretrained` wrote. Nothing in the files is executed; pass a custom diffusivity again.
 
         Raises:
             FileNotFoundError: If a file is missing.
@@ -291,7 +291,7 @@ class DIFFormerEstimator(BaseEstimator):
         return found
 
     def export(self, path: str | Path) -> None:
-        """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
+        """Write a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         export_program(self, path)
 
@@ -431,7 +431,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         return outputs[:, 0] if self.one_column_ else outputs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
-        """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
+        """R² on the labelled rows; with several targets the mean over targets, each on the rows where it is known.
 
         Arguments as in `fit` and `DIFFormerClassifier.predict_proba`.
         """
@@ -464,7 +464,7 @@ class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
         return values(y, x, type(self).__name__).reshape(x.shape[0], -1), None
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
-        """`fit`, and the embeddings of the rows it was given."""
+        """Fit, and return the embeddings of the fitted rows."""
         return self._fit(X, y, sample_weight, graph)
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:

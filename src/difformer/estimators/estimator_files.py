@@ -59,7 +59,8 @@ SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"su
 
 def _is_named(value: Any) -> bool:
     if isinstance(value, dict) or (isinstance(value, str) and is_place(value)):  # a file has nothing imported
-        problem = f"the estimator was fitted with a custom diffusivity, {value!r:.200}, which a file cannot hold"
+        own = value.get("own") if isinstance(value, dict) else value
+        problem = f"the estimator was fitted with a custom diffusivity, {own!r:.200}, which a file cannot hold"
         raise PretrainedError(f"{problem}; pass it again: from_pretrained(folder, diffusivity=…)")
     return isinstance(value, str | Diffusivity)
 
@@ -152,7 +153,7 @@ MORE_RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 def save_estimator(estimator: Any, folder: str | Path) -> None:
-    """Writes a fitted estimator into `folder`, which is made where it does not exist."""
+    """Write a fitted estimator into `folder`, which is created if needed."""
     fitted, model = estimator.fitted_, estimator.fitted_.members[0].model
     description: dict[str, Any] = {
         "format": FORMAT,
@@ -192,7 +193,7 @@ def _digest(description: dict[str, Any], content: bytes) -> str:
 
 
 def plain_list(array: Any) -> Any:
-    """Labels or names as JSON has them; a date is a text there."""
+    """Labels or names as JSON can hold them; dates become texts."""
     return (array.astype(str) if array.dtype.kind == "M" else array).tolist()
 
 
@@ -207,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_estimator(folder: str | Path, cls: Any, diffusivity: Diffusivity | None = None) -> Any:
-    """Reads what `save_estimator` wrote of an estimator of this class."""
+    """Load an estimator of class `cls` that `save_estimator` wrote."""
     description, tensors = _read(Path(folder))
     try:
         return _estimator(description, tensors, cls, diffusivity)
@@ -247,7 +248,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def _estimator(description: Any, tensors: Tensors, cls: Any, own: Diffusivity | None) -> Any:
-    """An estimator from files whose hash is right and whose content may still be anything."""
+    """Build an estimator from files whose hash is right, but whose content may still be invalid."""
     kind: Any = description.get("estimator")
     check(kind, one_of(*OF_KIND), "estimator")
     if kind != cls.__name__:
@@ -284,7 +285,7 @@ def _estimator(description: Any, tensors: Tensors, cls: Any, own: Diffusivity | 
 
 
 def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
-    """Every tensor is known and has its dtype, shape and range."""
+    """Refuse tensors that are unknown, or have another dtype, shape or range than they must."""
     config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
     graph, channels = facts["graph_"], config["hidden_channels"]
     if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
@@ -331,7 +332,7 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Predictor:
-    """The predictor that the tensors describe; they must be all that it holds, to the bit."""
+    """Build the predictor from the tensors, which must equal its state exactly."""
     k, shape, graph = description["neighbours"], description["sparse_shape"], description["facts"]["graph_"]
     search = given = None
     if k is not None:
@@ -367,7 +368,7 @@ def _below(tensors: Tensors, start: str) -> dict[str, Tensor]:
 
 
 def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
-    """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
+    """A sparse matrix whose row pointers and column indices are checked, since scipy follows them blindly."""
     matrix = sparse.csr_array(tuple(tensors[f"{name}.{part}"].numpy() for part in CSR), shape=tuple(shape))
     check_scipy(matrix)
     return matrix
@@ -434,7 +435,7 @@ def _dense(rows: Any) -> Tensor:
 
 
 def export_program(estimator: Any, path: str | Path) -> None:
-    """Writes the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
+    """Write the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
     if Path(path).suffix != SUFFIX:
         problem = f"path: a program is a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}"
         raise UserError(f"{problem}; write for example {Path(path).stem or 'model'}{SUFFIX} (ONNX is not supported)")

@@ -91,7 +91,7 @@ class LinearPart:
 
 @dataclass(frozen=True)
 class TableProblem:
-    """What is to be learnt."""
+    """What the models learn from."""
 
     x: Tensor  # [n, F] scaled features, float32, dense or CSR
     y: Tensor  # [n] int64 classes (-1 unknown), or [n, T] float32 values (NaN unknown)
@@ -203,7 +203,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Judged:
-    """How well held-out rows were predicted, and what makes the outputs best on them."""
+    """How well held-out rows were predicted, and the temperature or share that predicts them best."""
 
     loss: float | None  # log loss at the best temperature, or squared error of scaled targets; None if not judged
     temperature: float = 1.0  # of probabilities

@@ -147,7 +147,7 @@ def _warnings(
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:
-    """Of a pass over some or all instances: its time, what it keeps for its backward pass, how layers are computed."""
+    """Time of a forward pass, memory that is kept for the backward pass, and how layers are computed."""
     model, passes, encoder = loaded.model, loaded.feed.passes(), gather.encoder_of(loaded.model)
     held, inputs, operator = list(model.parameters()), passes[0], ""
     device = held[0].device if held else torch.device("cpu")
@@ -203,7 +203,7 @@ def _without_controls(value: Any) -> Any:
 
 
 def _csv_link(found: quality.ErrorList) -> str:
-    """The table as a link to save; a spreadsheet must not take a text for a formula, and takes numbers as they are."""
+    """The table as a link that saves a CSV file, in which a spreadsheet reads no text as a formula."""
     text = csv_text(
         [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") and not quality.is_number(v) else v for v in row]
         for row in (found.headings, *found.rows)
