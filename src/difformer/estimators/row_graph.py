@@ -186,7 +186,7 @@ class RowEdges:
     def nearest(index: Tensor) -> RowEdges:
         """Of ``[M, k]`` neighbours, each with weight 1/k."""
         count, k = index.shape
-        row = torch.arange(count).repeat_interleave(k)
+        row = torch.arange(count, device=index.device).repeat_interleave(k)
         return RowEdges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64), count)
 
     @staticmethod
