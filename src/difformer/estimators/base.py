@@ -371,7 +371,8 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` most probable labels; see `predict_proba`."""
-        return self.classes_[self.predict_proba(X, graph=graph).argmax(1)]
+        probable = self.predict_proba(X, graph=graph).argmax(1)  # first: it says so if nothing was fitted
+        return self.classes_[probable]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
         """Accuracy on the labelled rows; those marked as unlabelled are neither right nor wrong.

@@ -316,6 +316,8 @@ def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
             holds, problem = MORE_RULES[short]
             if not holds(value).all():
                 raise UserError(f"{name} {problem}")
+    if sizes.get("N", math.inf) < sizes.get("n", 0):
+        raise UserError(f"there are {sizes['n']} rows with a graph and {sizes['N']} fitted rows")
 
 
 def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
