@@ -6,7 +6,7 @@ import torch
 from scipy import sparse
 
 from difformer.data import knn
-from difformer.estimators.row_graph import RowSearch, search_among
+from difformer.estimators.row_graph import RowSearch
 
 
 def brute(points: torch.Tensor, x: torch.Tensor, k: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_sparse_search_orders_by_cosine() -> None:
     dense[dense < 0.8] = 0
     dense[5] = 0  # at a right angle to everybody
     points = sparse.csr_array(dense)
-    search = search_among(points, 4)
+    search = RowSearch(points, 4)
     unit = dense / np.maximum(np.linalg.norm(dense, axis=1, keepdims=True), 1e-300)
     cosine = unit @ unit.T
     found = search(points).numpy()
@@ -68,7 +68,7 @@ def test_sparse_search_for_rows_that_were_not_fitted() -> None:
     dense = np.random.RandomState(1).rand(40, 12) * (np.random.RandomState(2).rand(40, 12) < 0.3)
     points, x = sparse.csr_array(dense[:30]), dense[30:].copy()
     x[3] = 0  # as far from every point as from any other
-    found = search_among(points, 30)(sparse.csr_array(x)).numpy()
+    found = RowSearch(points, 30)(sparse.csr_array(x)).numpy()
     unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300) for rows in (x, dense[:30])]
     cosine = unit[0] @ unit[1].T
     np.testing.assert_allclose(np.take_along_axis(cosine, found, 1), -np.sort(-cosine, axis=1), atol=1e-12)

@@ -27,9 +27,8 @@ from difformer.estimators.labels import class_labels, has_classes, known_labels,
 from difformer.estimators.population import Array, RowScaling, make_population, row_digests
 from difformer.estimators.predictor import Predictor, remember, threads_for
 from difformer.estimators.recipe import Recipe
-from difformer.estimators.row_graph import GivenGraph, RowGraph, Search, as_matrix, edges_of, receiving, search_among
+from difformer.estimators.row_graph import GivenGraph, RowGraph, RowSearch, as_matrix, edges_of, receiving
 from difformer.estimators.selection import NO_EDGES, EdgeList, Side, TableProblem, train_and_choose
-from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class DIFFormerEstimator(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> Self:
-        """Train on the labelled rows, in the context of all.
+        """Train on the labelled rows, in the context of all rows.
 
         Args:
             X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
@@ -156,8 +155,8 @@ class DIFFormerEstimator(BaseEstimator):
             checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
         except (ValueError, TypeError) as error:
             names = list(getattr(x, "columns", ()))  # if not the fitted ones, the error says which are missing
-            expected = names if reset else list(getattr(self, "feature_names_in_", names))
-            if names == expected and (advice := raw_columns(x, type(self).__name__)):
+            fitted = reset or names == list(getattr(self, "feature_names_in_", names))
+            if fitted and (advice := raw_columns(x, type(self).__name__)):
                 raise UserError(advice, argument="X") from error
             raise
         if sparse.issparse(checked):
@@ -182,14 +181,13 @@ class DIFFormerEstimator(BaseEstimator):
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         target, class_weight = self._targets(y, x, weight)
-        embed, graph = hasattr(self, "transform"), self.graph if graph is None else graph
+        graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
         recipe = Recipe(self, len(labelled_rows(target)), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
         labelled, size = labelled_rows(population.target).numpy(), len(population.mass)
         if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
-        scaling = RowScaling.of(population.x, population.mass, standardize=self.standardize)
         output_scale, targets = population.scaled_targets()
         weighted = bool((population.mass != population.mass[0]).any())
         mass = loss_weight = torch.from_numpy(population.mass) if weighted else None
@@ -199,22 +197,20 @@ class DIFFormerEstimator(BaseEstimator):
         recipe.say(f"{distinct} rows of {x.shape[1]} features, {len(labelled)} of them labelled")
         columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
         with threads_for(recipe.numbers(x.shape[0], columns)):
-            scaled = scaling(population.x)
+            scaling = RowScaling.of(population.x, population.mass, standardize=self.standardize)
+            scaled, embed = scaling(population.x), isinstance(self, TransformerMixin)
             search, nearest, sides = self._sides(graph, given, scaled)
             table = scaled if target.ndim == 2 and not embed else None
             problem = TableProblem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
             runs, side, judged = train_and_choose(problem, recipe, sides)
             # What predictions need: numbers, the graph, and each model's memory of the population.
-            numbers = {name: None if part is None else torch.from_numpy(part) for name, part in vars(scaling).items()}
             temperature = torch.tensor(judged.temperature, dtype=torch.float64)
-            numbers |= {"temperature": temperature, "output_scale": output_scale}
+            numbers = scaling.tensors() | {"temperature": temperature, "output_scale": output_scale}
             if runs[0].linear is not None:  # all models have the same
                 numbers |= vars(runs[0].linear) | ({} if judged.share is None else {"share": judged.share})
-            if side != "knn":
-                search = nearest = None
             kept = None if given is None else GivenGraph(given, row_digests(x), directed=self.directed)
-            fitted = self.fitted_ = Predictor(numbers, search, kept, softmax=target.ndim == 1, embed=embed)
+            fitted = self.fitted_ = Predictor(numbers, search if side == "knn" else None, kept, embed=embed)
             parts, landmarks = list(fitted.parts(population.x, given, nearest)), recipe.landmarks(size)
             for run in runs:  # rows count as they did in training
                 fitted.members.append(remember(run.model, parts, None if run.in_batches else mass, landmarks))
@@ -236,27 +232,20 @@ class DIFFormerEstimator(BaseEstimator):
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None without a graph."""
         self._known_rows = None
-        if graph is None or (isinstance(graph, str) and graph in ("knn", "auto")):
+        if isinstance(graph, RowGraph):
+            self._known_rows = graph, graph.fitted_rows(X, x)
+            rows = self._known_rows[1]
+            return receiving(graph.matrix[rows][:, rows], directed=self.directed)
+        if isinstance(graph, str) and graph not in ("knn", "auto"):
+            forms = "None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index"
+            raise UserError(f"graph must be {forms}, got {graph!r}", argument="graph")
+        if graph is None or isinstance(graph, str):
             return None
-        if isinstance(graph, str):
-            raise UserError(
-                f"graph must be None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index, got {graph!r}",
-                argument="graph",
-            )
-        if not isinstance(graph, RowGraph):
-            return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
-        rows = graph.rows(X, x)
-        if unknown := int((rows < 0).sum()):
-            raise UserError(
-                f"{unknown} of {len(rows)} rows to fit are not in the table of the RowGraph; it has to be made from "
-                f"the features that reach the estimator: preprocess before RowGraph, not in a pipeline (for frames, "
-                f"the index has to be the same too)",
-                argument="graph",
-            )
-        self._known_rows = graph, rows
-        return receiving(graph.matrix[rows][:, rows], directed=self.directed)
+        return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
 
-    def _sides(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None, dict[Side, EdgeList]]:
+    def _sides(
+        self, graph: Any, given: Any, scaled: Any
+    ) -> tuple[RowSearch | None, Tensor | None, dict[Side, EdgeList]]:
         """A search among the population, its rows' own nearest ones ``[n, k]``, and the graphs to choose from."""
         if given is not None:
             coo = given.tocoo()
@@ -266,7 +255,7 @@ class DIFFormerEstimator(BaseEstimator):
         if graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
             return None, None, {None: NO_EDGES}
         k = min(int(self.neighbours), rows)
-        search = search_among(scaled, k)
+        search = RowSearch(scaled, k)
         nearest = search(scaled)
         edge_index = torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)])
         return search, nearest, {"knn": (edge_index, None)} | ({None: NO_EDGES} if graph == "auto" else {})
@@ -277,10 +266,8 @@ class DIFFormerEstimator(BaseEstimator):
         x, edges, given = self._features(X, reset=False), None, self.fitted_.given
         if graph is not None:
             if given is None:
-                raise UserError(
-                    "graph was given for rows to predict, but fit was given none; pass one to fit, or leave it out",
-                    argument="graph",
-                )
+                problem = "graph was given for rows to predict, but fit was given none"
+                raise UserError(f"{problem}; pass one to fit, or leave it out", argument="graph")
             edges = as_matrix(graph, x.shape[0], given.shape[0])
         elif given is not None and self._known_rows is not None:
             known, rows = self._known_rows
@@ -294,20 +281,17 @@ class DIFFormerEstimator(BaseEstimator):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> Self:
-        """Reads what `save_pretrained` wrote, and executes nothing from it; your own diffusivity has to be given again.
+        """Load what `save_pretrained` wrote. Nothing in the files is executed; pass a custom diffusivity again.
 
         Raises:
             FileNotFoundError: If a file is missing.
             PretrainedError: If a file is damaged, of another program, or of another version of the format.
         """
-        kinds = {kind.__name__: kind for kind in (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)}
-        found = load_estimator(folder, kinds, diffusivity)
-        if not isinstance(found, cls):
-            raise PretrainedError(f"{folder} holds a {type(found).__name__}, not a {cls.__name__}")
+        found: Self = load_estimator(folder, cls, diffusivity)
         return found
 
     def export(self, path: str | Path) -> None:
-        """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
+        """Write a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         export_program(self, path)
 
@@ -317,14 +301,15 @@ def raw_columns(table: Any, name: str) -> str:
     others, gaps = [], []
     for column in getattr(table, "columns", ()):
         try:
-            if np.isnan(np.asarray(table[column], dtype=np.float64)).any():
+            values = np.asarray(table[column])
+            if np.isnan(values.astype(np.float64)).any():
                 gaps.append(str(column))
-            elif np.asarray(table[column]).dtype.kind == "M":
+            elif values.dtype.kind == "M":
                 others.append(str(column))
         except (TypeError, ValueError):
             others.append(str(column))
-    kinds = (("columns that are not numbers", others), ("columns with gaps", gaps))
-    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds if names)
+    kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
+    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
     steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
     return said and (
         f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
@@ -386,7 +371,7 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` most probable labels; see `predict_proba`."""
-        probable = self.predict_proba(X, graph=graph).argmax(1)
+        probable = self.predict_proba(X, graph=graph).argmax(1)  # first: it says so if nothing was fitted
         return self.classes_[probable]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
@@ -405,10 +390,10 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
 
 
 # scikit-learn, and `help`, read the options off the signature; the last is `**unknown`.
-_options = [*inspect.signature(DIFFormerEstimator.__init__).parameters.values()][:-1]
-_weight = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
 _makers: list[Any] = [DIFFormerEstimator.__init__, DIFFormerClassifier.__init__]
+_options = [*inspect.signature(_makers[0]).parameters.values()][:-1]
 _makers[0].__signature__ = inspect.Signature(_options)
+_weight = inspect.signature(_makers[1]).parameters["class_weight"]
 _makers[1].__signature__ = inspect.Signature([*_options, _weight])
 
 
@@ -446,7 +431,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         return outputs[:, 0] if self.one_column_ else outputs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
-        """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
+        """R² on the labelled rows; with several targets the mean over targets, each on the rows where it is known.
 
         Arguments as in `fit` and `DIFFormerClassifier.predict_proba`.
         """
@@ -479,7 +464,7 @@ class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
         return values(y, x, type(self).__name__).reshape(x.shape[0], -1), None
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
-        """`fit`, and the embeddings of the rows it was given."""
+        """Fit, and return the embeddings of the fitted rows."""
         return self._fit(X, y, sample_weight, graph)
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:
@@ -488,5 +473,4 @@ class DIFFormerTransformer(NamedFeatures, TransformerMixin, DIFFormerEstimator):
 
     @property
     def _n_features_out(self) -> int:
-        # Of the models that were fitted: options may have been set to something else since.
-        return sum(self.fitted_.widths())
+        return len(self.fitted_.members) * self.fitted_.channels

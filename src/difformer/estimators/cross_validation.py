@@ -20,7 +20,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import Array, as_array, is_labelled, settled
+from difformer.estimators.labels import Array, as_array, is_labelled, with_common_dtype
 
 
 def cross_validate(
@@ -97,9 +97,7 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
     def score(estimator: Any, X: Any, y: Any, **options: Any) -> float:
         rows, labels = _known(as_array(y), is_classifier(estimator))
         if not len(rows):
-            raise UserError(
-                f"all {len(as_array(y))} rows to score are unlabelled; use larger folds, or stratified ones"
-            )
+            raise UserError(f"all {len(as_array(y))} rows to score are unlabelled; use larger, or stratified, folds")
         return float(scorer(estimator, _safe_indexing(X, rows), labels, **options))
 
     return score
@@ -123,7 +121,7 @@ def _known(target: Array, classes: bool) -> tuple[Array, Array]:
     """Numbers of the labelled rows and their labels; of several values all must be known."""
     if classes:
         rows = np.flatnonzero(is_labelled(target))
-        return rows, settled(target[rows])
+        return rows, with_common_dtype(target[rows])
     values = target.astype(np.float64)
     rows = np.flatnonzero(~np.isnan(values).reshape(len(values), -1).any(1))
     return rows, values[rows]

@@ -1,11 +1,10 @@
 """A fitted estimator on disk: as two files that carry no code, or as a program that runs without this package.
 
 **Files.** ``estimator.json`` describes it, ``context.safetensors`` holds what predictions need, see
-`difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
-replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
-file that was changed, is refused. The hash does not protect against someone who writes both files on purpose. So every
-entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from others
-are compared with what follows, and a row is predicted on trial.
+`difformer.estimators.predictor`. Two files cannot be replaced at once, so the description holds one SHA-256 over both:
+an interrupted save and a changed file are refused. The hash does not protect against someone who writes both files on
+purpose. So every entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that
+follow from others are compared with what follows, and a row is predicted on trial.
 
 **Program.** One ``.pt2`` file for ``torch.export.load(path).module()``, without this package. It takes features ``[M,
 F]`` in single precision, as the table had them (scaling is inside), and gives probabilities, values or embeddings in
@@ -39,7 +38,7 @@ from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
 from difformer.estimators.predictor import Member, Memory, Predictor
 from difformer.estimators.recipe import COUNT, FINITE, FLAG, FRACTION, MODEL_OPTIONS, NOT_NEGATIVE, OPTIONS
-from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch, Search, SparseRowSearch, search_among
+from difformer.estimators.row_graph import CSR, GivenGraph, RowEdges, RowSearch
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, PretrainedError
 from difformer.nn.pretrained import no_larger_than
@@ -54,7 +53,6 @@ TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
 EXTRA, SUFFIX = "difformer.json", ".pt2"
 LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
-CSR = ("data", "indices", "indptr")
 # What a layer keeps of its population, by the form of its diffusivity; keys and values, or moments, for other forms.
 SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"sums"}, "constant": {"sums"}}
 
@@ -62,10 +60,8 @@ SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"su
 def _is_named(value: Any) -> bool:
     if isinstance(value, dict) or (isinstance(value, str) and is_place(value)):  # a file has nothing imported
         own = value.get("own") if isinstance(value, dict) else value
-        raise PretrainedError(
-            f"the estimator was fitted with a custom diffusivity, {own!r}, which a file cannot hold; pass it again: "
-            f"from_pretrained(folder, diffusivity=…)"
-        )
+        problem = f"the estimator was fitted with a custom diffusivity, {own!r:.200}, which a file cannot hold"
+        raise PretrainedError(f"{problem}; pass it again: from_pretrained(folder, diffusivity=…)")
     return isinstance(value, str | Diffusivity)
 
 
@@ -98,6 +94,8 @@ MODEL: dict[str, Any] = {  # the rest keep their defaults
 }
 del MODEL["checkpoint"]  # says how a model is computed, not what it is
 SCHEMA: dict[str, Any] = {
+    **dict.fromkeys(("format", "estimator", HASH), str),
+    "format_version": COUNT,
     "params": PARAMS,
     "facts": FACTS,
     "model": MODEL,
@@ -155,21 +153,20 @@ MORE_RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 def save_estimator(estimator: Any, folder: str | Path) -> None:
-    """Writes a fitted estimator into `folder`, which is made where it does not exist."""
+    """Write a fitted estimator into `folder`, which is created if needed."""
     fitted, model = estimator.fitted_, estimator.fitted_.members[0].model
-    facts = [name for name in (*FACTS, "one_column_") if hasattr(estimator, name)]
     description: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "estimator": type(estimator).__name__,
         "params": {name: _plain(value) for name, value in estimator.get_params(deep=False).items()},
-        "facts": {name: getattr(estimator, name) for name in facts},
+        "facts": {name: getattr(estimator, name) for name in (*FACTS, "one_column_") if hasattr(estimator, name)},
         "model": {name: _plain(value) for name, value in model.config.items()},
         "members": len(fitted.members),
         "softmax": fitted.softmax,
         "directed": fitted.given is not None and fitted.given.directed,
         "neighbours": None if fitted.search is None else fitted.search.k,
-        "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseRowSearch) else None,
+        "sparse_shape": list(fitted.search.shape) if fitted.search is not None and fitted.search.is_sparse else None,
     }
     for name, values in _texts(estimator).items():
         description[name] = {"dtype": getattr(estimator, name).dtype.str, "values": values}
@@ -196,7 +193,7 @@ def _digest(description: dict[str, Any], content: bytes) -> str:
 
 
 def plain_list(array: Any) -> Any:
-    """Labels or names as JSON has them; a date is a text there."""
+    """Labels or names as JSON can hold them; dates become texts."""
     return (array.astype(str) if array.dtype.kind == "M" else array).tolist()
 
 
@@ -210,63 +207,57 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) else None
 
 
-def load_estimator(folder: str | Path, kinds: Mapping[str, Any], diffusivity: Diffusivity | None = None) -> Any:
-    """Reads what `save_estimator` wrote; `kinds` are the estimators by name."""
+def load_estimator(folder: str | Path, cls: Any, diffusivity: Diffusivity | None = None) -> Any:
+    """Load an estimator of class `cls` that `save_estimator` wrote."""
     description, tensors = _read(Path(folder))
     try:
-        return _estimator(description, tensors, kinds, diffusivity)
+        return _estimator(description, tensors, cls, diffusivity)
     except PretrainedError as error:
         raise PretrainedError(f"{folder}: {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
         found = f"tensor {error.args[0]} is missing" if isinstance(error, KeyError) else str(error).replace("\n", " ")
-        raise PretrainedError(
-            f"{folder}: damaged, or not written by this version of difformer: {found[:500]}; "
-            f"fit and save the estimator again"
-        ) from error
+        problem = f"damaged, or not written by this version of difformer: {found[:500]}"
+        raise PretrainedError(f"{folder}: {problem}; fit and save the estimator again") from error
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], Tensors]:
-    for name in (DESCRIPTION, TENSORS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder / name} is missing; a saved estimator is {DESCRIPTION} and {TENSORS} in one folder"
-            )
-    path, content = folder / DESCRIPTION, (folder / TENSORS).read_bytes()
+    path = folder / DESCRIPTION
+    for file in (path, folder / TENSORS):
+        if not file.is_file():
+            both = f"{DESCRIPTION} and {TENSORS} in one folder"
+            raise FileNotFoundError(f"{file} is missing; a saved estimator is {both}")
+    content = (folder / TENSORS).read_bytes()
     try:
         description = read_json(path)
     except RunFolderError as error:
         raise PretrainedError(f"{path}: damaged: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise PretrainedError(f'{path}: not a saved estimator (no "format": "{FORMAT}" in it)')
-    version = description.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        newer = type(version) is int and version > FORMAT_VERSION
-        raise PretrainedError(
-            f"{path}: written in format version {reprlib.repr(version)}; this difformer reads version "
-            f"{FORMAT_VERSION}: {'upgrade difformer' if newer else 'fit and save the estimator again'}"
-        )
+    if (version := description.get("format_version")) != FORMAT_VERSION:
+        newer = isinstance(version, int) and version > FORMAT_VERSION
+        advice = "upgrade difformer" if newer else "fit and save the estimator again"
+        written = f"written in format version {reprlib.repr(version)}; this difformer reads version {FORMAT_VERSION}"
+        raise PretrainedError(f"{path}: {written}: {advice}")
     if description.get(HASH) != _digest(description, content):
-        raise PretrainedError(
-            f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
-            f"was changed. Save the estimator again"
-        )
+        problem = f"{DESCRIPTION} and {TENSORS} do not belong together: saving was interrupted, or a file was changed"
+        raise PretrainedError(f"{folder}: damaged: {problem}; save the estimator again")
     try:
         return description, load_tensors(content)
     except SafetensorError as error:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
 
 
-def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own: Diffusivity | None) -> Any:
-    """An estimator from files whose hash is right and whose content may still be anything."""
+def _estimator(description: Any, tensors: Tensors, cls: Any, own: Diffusivity | None) -> Any:
+    """Build an estimator from files whose hash is right, but whose content may still be invalid."""
     kind: Any = description.get("estimator")
     check(kind, one_of(*OF_KIND), "estimator")
-    for known in ("format", "format_version", "estimator", HASH):
-        del description[known]
+    if kind != cls.__name__:
+        raise PretrainedError(f"it holds a {kind}, not a {cls.__name__}")
     for entry in ("params", "model") if own is not None else ():
         description.get(entry, {})["diffusivity"] = own
     optional = {entry: rule for entry, rule in OPTIONAL.items() if entry in description}
     check(description, {**SCHEMA, **optional, **OF_KIND[kind]}, closed=True)
-    params, config, facts = description["params"], description["model"], description["facts"]
+    params = description["params"]
     if params["diffusivity"] is not None:
         as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
@@ -275,13 +266,13 @@ def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own
         if len(weights["labels"]) != len(weights["weights"]):
             raise UserError("params.class_weight must be as many labels as weights")
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
-    estimator: Any = kinds[kind](**params)
-    facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
-    vars(estimator).update(facts)
+    estimator: Any = cls(**params)
+    texts = {name: _labels(name, **description[name]) for name in TEXTS if name in description}
+    vars(estimator).update(description["facts"] | texts)
     fitted = estimator.fitted_ = _predictor(kind, description, tensors)
     if kind == "DIFFormerClassifier":
-        if len(estimator.classes_) != config["out_channels"]:
-            raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+        if len(estimator.classes_) != (outputs := description["model"]["out_channels"]):
+            raise UserError(f"there are {len(estimator.classes_)} classes_ and {outputs} outputs")
         estimator._keep(tensors["of.label_distributions_"].numpy())
     elif kind == "DIFFormerRegressor":
         estimator.transduction_ = tensors["of.transduction_"].numpy()
@@ -294,14 +285,15 @@ def _estimator(description: Any, tensors: Tensors, kinds: Mapping[str, Any], own
 
 
 def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
-    """Every tensor is known and has its dtype, shape and range."""
+    """Refuse tensors that are unknown, or have another dtype, shape or range than they must."""
     config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
     graph, channels = facts["graph_"], config["hidden_channels"]
     if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
         raise UserError(f"graph_ is {graph!r}, but there are {description['neighbours']} neighbours")
     sizes = {"2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"], "C": channels}
     sizes |= {"V": 1 + channels, "K": 1 if config["diffusivity"] == "constant" else 1 + channels}
-    sizes |= {"N": description["rows"]} if "rows" in description else {}
+    if "rows" in description:  # which are the nodes of a given graph
+        sizes |= dict.fromkeys("Nn" if graph == "given" else "N", description["rows"])
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
     for name, value in sorted(tensors.items()):
         short = re.sub(r"\.\d+(?=\.)", "", name)
@@ -324,9 +316,8 @@ def _check_tensors(description: dict[str, Any], tensors: Tensors) -> None:
             holds, problem = MORE_RULES[short]
             if not holds(value).all():
                 raise UserError(f"{name} {problem}")
-    rows, fitted = sizes.get("N", math.inf), sizes.get("n", 0)
-    if rows < fitted or (graph == "given" and "N" in sizes and rows != fitted):
-        raise UserError(f"there are {fitted} rows with a graph and {rows} fitted rows")
+    if sizes.get("N", math.inf) < sizes.get("n", 0):
+        raise UserError(f"there are {sizes['n']} rows with a graph and {sizes['N']} fitted rows")
 
 
 def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
@@ -343,14 +334,13 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Predictor:
-    """The predictor that the tensors describe; they must be all that it holds, to the bit."""
+    """Build the predictor from the tensors, which must equal its state exactly."""
     k, shape, graph = description["neighbours"], description["sparse_shape"], description["facts"]["graph_"]
     search = given = None
     if k is not None:
-        points = tensors["search.points"].numpy() if shape is None else _csr(tensors, "search", shape)
-        if k > points.shape[0]:
-            raise UserError(f"{k} neighbours cannot be found among {points.shape[0]} rows")
-        search = search_among(points, k)
+        search = RowSearch(tensors["search.points"] if shape is None else _csr(tensors, "search", shape), k)
+        if k > search.shape[0]:
+            raise UserError(f"{k} neighbours cannot be found among {search.shape[0]} rows")
     elif graph == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
         if not description["directed"] and (matrix != matrix.T).nnz:
@@ -359,7 +349,7 @@ def _predictor(kind: str, description: dict[str, Any], tensors: Tensors) -> Pred
     names = ["scale", "temperature", *([] if description["softmax"] else ["output_scale"])]
     names += ["coefficients", "intercepts", "share"] if kind == "DIFFormerRegressor" else []
     numbers = {"shift": tensors.get("shift"), **{name: tensors[name] for name in names}}
-    fitted = Predictor(numbers, search, given, softmax=description["softmax"], embed=kind == "DIFFormerTransformer")
+    fitted = Predictor(numbers, search, given, embed=kind == "DIFFormerTransformer")
     members = {name.split(".")[1] for name in tensors if name.startswith("members.")}
     if description["members"] != len(members):
         raise UserError(f"{description['members']} members are described, {len(members)} are there")
@@ -380,7 +370,7 @@ def _below(tensors: Tensors, start: str) -> dict[str, Tensor]:
 
 
 def _csr(tensors: Tensors, name: str, shape: Any) -> Any:
-    """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
+    """A sparse matrix whose row pointers and column indices are checked, since scipy follows them blindly."""
     matrix = sparse.csr_array(tuple(tensors[f"{name}.{part}"].numpy() for part in CSR), shape=tuple(shape))
     check_scipy(matrix)
     return matrix
@@ -414,9 +404,11 @@ class Program(nn.Module):
     def __init__(self, fitted: Predictor) -> None:
         super().__init__()
         self.fitted = copy.deepcopy(fitted)
-        self.fitted.given = self.fitted.search = None
-        self.points = None if fitted.search is None else nn.Buffer(_dense_points(fitted.search))
-        self.k, self.by_cosine = getattr(fitted.search, "k", 0), isinstance(fitted.search, SparseRowSearch)
+        self.fitted.given = self.fitted.search = points = None
+        if (search := fitted.search) is not None:
+            self.k, self.by_cosine = search.k, search.is_sparse
+            points = nn.functional.normalize(_dense(search.matrix), dim=1) if self.by_cosine else search.points
+        self.points = None if points is None else nn.Buffer(points)
         self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
@@ -428,32 +420,27 @@ class Program(nn.Module):
         elif self.points is not None:
             if self.by_cosine:
                 distance = -nn.functional.normalize(x, dim=1) @ self.points.T
-            else:
-                exact = "donot_use_mm_for_euclid_dist"
-                distance = torch.cdist(x.float().double(), self.points.double(), compute_mode=exact)
+            else:  # not by a matrix product, which would round
+                how = "donot_use_mm_for_euclid_dist"
+                distance = torch.cdist(x.float().double(), self.points.double(), compute_mode=how)
             edges = RowEdges.nearest(distance.sort(dim=1, stable=True).indices[:, : self.k])
         return fitted(x, edges)
 
 
-def _dense_points(search: Search) -> Tensor:
-    """The rows to search among as a dense tensor, sparse ones with length 1."""
-    if isinstance(search, RowSearch):
-        return search.points
-    if search.shape[0] * search.shape[1] > LARGEST_DENSE:
+def _dense(rows: Any) -> Tensor:
+    if math.prod(rows.shape) > LARGEST_DENSE:
         raise UserError(
-            f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too many "
-            f"for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+            f"the {rows.shape[0]} × {rows.shape[1]} sparse rows that neighbours are searched among are too many for an "
+            f"exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
         )
-    return nn.functional.normalize(torch.from_numpy(search.matrix.toarray()), dim=1)
+    return torch.from_numpy(rows.toarray())
 
 
 def export_program(estimator: Any, path: str | Path) -> None:
-    """Writes the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
+    """Write the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
     if Path(path).suffix != SUFFIX:
-        raise UserError(
-            f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "
-            f"Other formats, ONNX among them, are not written; write for example {Path(path).stem or 'model'}{SUFFIX}"
-        )
+        problem = f"path: a program is a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}"
+        raise UserError(f"{problem}; write for example {Path(path).stem or 'model'}{SUFFIX} (ONNX is not supported)")
     fitted = estimator.fitted_
     args: tuple[Tensor, ...] = (torch.zeros(3, fitted.scale.numel()),)
     shapes: tuple[Any, ...] = ({0: torch.export.Dim("rows", min=1)},)

@@ -1,11 +1,10 @@
 """Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but if all other labels
-are numbers, words such as ``"none"`` mark unlabelled rows, and a warning says so: the rule of
-`difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector machines write
-them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely
-a -1 that numpy turned into text, and is refused.
+objects such as texts. Any text is a class; but if all other labels are numbers, words such as ``"none"`` are marks, by
+the rule of `difformer.data.own.targets`. If -1 and 1 are the only labels they are two classes, as support vector
+machines write them. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely a -1
+that numpy turned into text, and is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from sklearn.utils.multiclass import type_of_target
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from difformer.data import is_missing
@@ -33,22 +32,14 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     check_consistent_length(x, labels)
     known = is_labelled(labels, warn=True) & (True if weight is None else weight > 0)
     if not known.any():
-        raise UserError(
-            f"{name} needs labelled rows: all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight "
-            f"zero; label at least one row of each of two classes"
-        )
-    found = settled(labels[known])
-    if (kind := type_of_target(found, input_name="y")) not in ("binary", "multiclass"):
-        raise UserError(
-            f"Unknown label type: {kind}. Maybe you are trying to fit a classifier, which expects discrete classes on "
-            f"a regression target with continuous values."
-        )
+        problem = f"all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight zero"
+        raise UserError(f"{name} needs labelled rows: {problem}; label at least one row of each of two classes")
+    found = with_common_dtype(labels[known])
+    check_classification_targets(found)
     classes, numbers = np.unique(found, return_inverse=True)
     if len(classes) < 2:
-        raise UserError(
-            f"{name} needs samples of at least 2 classes in the data, but the data contains only one class: "
-            f"{classes[0]!r} (-1 marks unlabelled rows)"
-        )
+        problem = f"samples of at least 2 classes in the data, but the data contains only one class: {classes[0]!r}"
+        raise UserError(f"{name} needs {problem} (-1 marks unlabelled rows)")
     target = np.full(len(labels), UNLABELLED, dtype=np.int64)
     target[known] = numbers
     return classes, target
@@ -60,7 +51,7 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
     known = is_labelled(labels, classes)
     if not known.any():
         raise UserError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
-    return known, settled(labels[known])
+    return known, with_common_dtype(labels[known])
 
 
 def has_classes(y: Any) -> bool:
@@ -68,7 +59,7 @@ def has_classes(y: Any) -> bool:
     array = as_array(y)
     if array.ndim != 1 and array.shape[1:] != (1,):
         return False
-    known = settled(array.ravel()[is_labelled(array.ravel())])
+    known = with_common_dtype(array.ravel()[is_labelled(array.ravel())])
     return known.size == 0 or type_of_target(known, input_name="y") in ("binary", "multiclass")
 
 
@@ -88,8 +79,8 @@ def values(y: Any, x: Any, name: str) -> Array:
     check_consistent_length(x, array)
     if np.isinf(array).any():
         raise UserError("Input y contains infinity or a value too large for dtype('float64').")
-    unknown = np.flatnonzero(np.isnan(array).reshape(len(array), -1).all(0))
-    if len(unknown):
+    unknown = np.flatnonzero(np.isnan(array).reshape(len(array), -1).all(0)).tolist()
+    if unknown:
         where = f": all {len(array)} rows are unlabelled"
         if array.ndim == 2:
             where = f" in column {', '.join(map(str, unknown))} of {array.shape[1]}; leave such a column out"
@@ -100,23 +91,21 @@ def values(y: Any, x: Any, name: str) -> Array:
 def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = False) -> Array:
     """``[N]`` bool; `classes` are those of a fitted model, which count with the labels; `warn` says what is guessed."""
     kind, fitted, said = labels.dtype.kind, [] if classes is None else classes.tolist(), ""
-    known = ~np.isnat(labels) if kind in "mM" else np.ones(len(labels), dtype=bool)
-    if kind in "iuf" and UNLABELLED not in fitted:
+    if kind in "mM":
+        return ~np.isnat(labels)
+    if kind == "b" or UNLABELLED in fitted:
+        return np.ones(len(labels), dtype=bool)
+    if kind in "iuf":
+        known = (labels != UNLABELLED) & ~np.isnan(labels)
         # If -1 marked unlabelled rows there would be one class only.
-        if classes is None and kind in "if" and np.array_equal(np.unique(labels), [-1, 1]):
-            said = (
-                "y holds only -1 and 1, which are read as two classes. If there is any other label, -1 marks "
-                "unlabelled rows; to mark them here, write NaN"
-            )
-        else:
-            known = (labels != UNLABELLED) & ~np.isnan(labels)
-    elif kind in "USO" and UNLABELLED not in fitted:
+        if classes is None and np.array_equal(np.unique(labels), [-1, 1]):
+            known[:] = True
+            said = "y holds only -1 and 1, which are read as two classes; to mark unlabelled rows here, write NaN"
+    else:
         listed = labels.tolist()
         if kind in "US" and {"-1", b"-1"} & set(listed):
-            raise UserError(
-                "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
-                "None or NaN in it: numpy.array([...], dtype=object)"
-            )
+            advice = "to mark unlabelled rows among texts, pass an array of dtype object with -1, None or NaN in it"
+            raise UserError(f"y holds the text '-1'; {advice}: numpy.array([...], dtype=object)")
         # Words such as "none" mark unlabelled rows if all other labels are numbers.
         given = [label for label in listed if not _is_mark(label)]
         texts = {label for label in given if isinstance(label, str | bytes) and label not in fitted}
@@ -139,25 +128,19 @@ def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
     return is_missing(label) or bool(label == UNLABELLED)
 
 
-def settled(labels: Array) -> Array:
+def with_common_dtype(labels: Array) -> Array:
     """Objects in their common dtype: texts, whole numbers, …; a mixture of texts and others is refused."""
     if labels.dtype.kind != "O":
         return labels
     if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
         kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
-        raise UserError(
-            f"labels in y are of kinds that have no common order: {kinds}; make them all texts or all "
-            f"numbers (None, NaN or -1 marks unlabelled rows)"
-        )
+        advice = "make them all texts or all numbers (None, NaN or -1 marks unlabelled rows)"
+        raise UserError(f"labels in y are of kinds that have no common order: {kinds}; {advice}")
     return np.array(labels.tolist())
 
 
 def as_array(y: Any) -> Array:
-    """Targets as an array, without converting any value.
-
-    Numpy turns a NaN among texts in a list into the text ``"nan"``, and series with gaps turn whole numbers into
-    floats; such targets are returned as objects.
-    """
+    """Targets as an array; as objects where numpy would turn NaN into a text, or a series whole numbers into floats."""
     array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if isinstance(y, list | tuple):
         return np.asarray(y, dtype=object) if array.dtype.kind in "US" else array

@@ -1,12 +1,9 @@
 r"""The population that an estimator diffuses over: distinct rows with their masses, fingerprints and scaling.
 
-**Mass.** Rows that agree in features and target become one row whose mass m_j is the sum of their weights; rows of
-weight zero are left out. They are sorted by their fingerprints, so neither the order of a table nor a repetition in
-place of a weight changes a result by a single bit. Every all-pair sum counts row j with its mass,
-
-    P_i = Σ_j m_j g(q_iᵀk_j) v_j / Σ_l m_l g(q_iᵀk_l).
-
-If a graph was given, rows are nodes: none are joined, and their order stays.
+**Mass.** Rows that agree in features and target become one row whose mass m_j is the sum of their weights, which every
+all-pair sum counts; rows of weight zero are left out. Rows are sorted by their fingerprints, so neither the order of a
+table nor a repetition in place of a weight changes a result by a single bit. If a graph was given, rows are nodes: none
+are joined, and their order stays.
 
 **Fingerprints.** With b_ij the 64 bits of x_ij as a double and s_j a fixed number of column j,
 
@@ -20,9 +17,9 @@ once for each of two families of s_j: 128 bits in all, so that two different row
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
 all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
-pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are and are
-left out of σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep their zeros:
-all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
+pixels are. Constant columns are only centred. Beside numbers, indicators (columns of 0 and 1) stay as they are: divided
+by its deviation, a rare category would outweigh every number. Sparse features keep their zeros: all entries are divided
+by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -141,6 +138,9 @@ class RowScaling:
         common = square[~left].mean() if not left.all() else 1.0
         shift = np.where(indicator, 0.0, shift)
         return RowScaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {name: None if part is None else torch.from_numpy(part) for name, part in vars(self).items()}
 
     def __call__(self, x: Any) -> Any:
         """Scaled features, float64; dense stays dense, CSR stays CSR."""

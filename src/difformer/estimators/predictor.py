@@ -1,14 +1,13 @@
-r"""Everything that a fitted estimator needs for predictions: scaling, neighbours, models, and their population.
+r"""What a fitted estimator needs for predictions: scaling, neighbours, models, and their memory of the population.
 
 The layers are those of the trained model; what differs is who sends (`difformer.nn.context`). Layer by layer the
 population is summarised (`store`), and a row, new or fitted, receives from that summary and, along observed edges, from
 the values that fitted rows have at this layer. Fitted rows do not receive from new ones, nor new rows from each other.
 The population itself goes through the same code, so a fitted row that is predicted again gets the same answer. All of
-it is computed in double precision: rows get the same answer one by one and by the million.
+it is computed in double precision, so that a row gets the same answer alone and in any batch.
 
-Nothing of the training data is kept but what predictions need: the summary of each layer; with a neighbour graph the
-scaled features to search among; with any graph the values of each layer; with a given graph its edges, and fingerprints
-by which fitted rows are recognised.
+Of the training data only this is kept: the summary of each layer; with a neighbour graph the scaled features to search
+among; with any graph the values of each layer; with a given graph its edges and the fingerprints of its rows.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
 from difformer.data.sparse_features import SPARSE_BELOW, from_scipy
 from difformer.estimators.population import RowScaling
-from difformer.estimators.row_graph import GivenGraph, RowEdges, Search
+from difformer.estimators.row_graph import GivenGraph, RowEdges, RowSearch
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
 from difformer.nn.conv import over_heads
 from difformer.sparse import SparseMatrix
 
 Features = Tensor | SparseMatrix
-Part = tuple[Features, RowEdges | None]
 Numbers = Mapping[str, Tensor | None]  # by the names in `NUMBERS`
+Part = tuple[Features, RowEdges | None]
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
 SMALL = 1 << 16  # numbers in an operation up to which one thread is used
@@ -80,10 +79,9 @@ class Member(nn.Module):
 def remember(
     model: DIFFormer, parts: list[Part], mass: Tensor | None = None, landmarks: Tensor | None = None
 ) -> Member:
-    """A copy of the model with its memory of a population.
+    """A copy of the model with its memory of a population, given as scaled features and the edges among its rows.
 
-    `parts` are the population's scaled features and the edges among its rows; `landmarks` represent it where the keys
-    themselves are remembered. Sums are kept in double precision; what has O(n) numbers, in single precision.
+    `landmarks` represent it where the keys themselves are remembered. Sums are kept in double precision.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     sizes = [x.shape[0] for x, _ in parts]
@@ -111,23 +109,22 @@ def remember(
 
 
 class Predictor(nn.Module):
-    """Models in the context of their population; answers are states if `embed`, probabilities if `softmax`, or values.
-
-    `members` are appended once they remember the population.
-    """
+    """Models in the context of their population; answers are states if `embed`, otherwise probabilities or values."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # the numbers
 
-    def __init__(
-        self, numbers: Numbers, search: Search | None, given: GivenGraph | None, *, softmax: bool, embed: bool = False
-    ) -> None:
+    def __init__(self, numbers: Numbers, search: RowSearch | None, given: GivenGraph | None, *, embed: bool) -> None:
         super().__init__()
         for name in NUMBERS:
             self.register_buffer(name, numbers.get(name))
-        self.members: Any = nn.ModuleList()
-        self.search, self.given, self.softmax, self.embed = search, given, softmax, embed
+        self.members: Any = nn.ModuleList()  # which are appended once they remember the population
+        self.search, self.given, self.embed = search, given, embed
+
+    @property
+    def softmax(self) -> bool:
+        return self.output_scale is None
 
     @property
     def scaling(self) -> RowScaling:
@@ -136,8 +133,7 @@ class Predictor(nn.Module):
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
 
-        `edges` are CSR weights ``[M, n]`` from fitted rows, where a graph was given; None recognises fitted rows.
-        `nearest` are neighbours ``[M, k]`` that have been searched already.
+        `edges` are weights ``[M, n]`` from fitted rows, None to recognise fitted rows; `nearest` neighbours ``[M, k]``.
         """
         if self.given is not None and edges is None:
             edges = self.given.recognise(x)
@@ -159,13 +155,14 @@ class Predictor(nn.Module):
     def predict(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
         """Answers to the rows of a table; `edges` as in `parts`."""
         # Numbers in the largest operation: rows by features, by channels, or by what is kept of the population.
-        width = max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
+        width = max(self.channels, *(len(kept) for kept in self.buffers() if kept.ndim))
         with threads_for(x.shape[0] * width):
             return torch.cat([self(*part) for part in self.parts(x, edges)]).numpy()
 
-    def widths(self) -> list[int]:
-        """Length of a state of each member."""
-        return [int(member.model.config["hidden_channels"]) for member in self.members]
+    @property
+    def channels(self) -> int:
+        """Length of a state of a member, as it was fitted: options may have been set to something else since."""
+        return int(self.members[0].model.config["hidden_channels"])
 
     def forward(self, x: Features, edges: RowEdges | None) -> Tensor:
         """Probabilities ``[M, C]`` or values ``[M, T]`` of scaled features; or states ``[M, members · hidden]``."""
@@ -173,10 +170,12 @@ class Predictor(nn.Module):
         if self.embed:
             return torch.cat(states, 1)
         each = [member.model.decode(z) for member, z in zip(self.members, states, strict=True)]
-        mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
+        if self.softmax:
+            return torch.stack([(o / self.temperature).softmax(-1) for o in each]).mean(0)
+        mean = torch.stack(each).mean(0)
         if self.coefficients is not None:
             mean = x @ self.coefficients + self.intercepts + self.share * mean
-        return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
+        return mean * self.output_scale[1] + self.output_scale[0]
 
 
 _lock = threading.Lock()
@@ -185,10 +184,9 @@ _outside: list[int] = []  # the number of threads before any fit, one entry per 
 
 @contextmanager
 def threads_for(numbers: int) -> Iterator[None]:
-    """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
+    """Within it torch uses one thread if operations have at most `SMALL` numbers: more would wait for each other.
 
-    Threads that share a short operation spend their time waiting for each other on a busy machine. A Python thread
-    inherits the number that another set last, so what is restored is the number before the first of all running fits.
+    A Python thread inherits the number that another set last, so the number before the first running fit is restored.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()

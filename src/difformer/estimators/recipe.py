@@ -27,7 +27,7 @@ from difformer.training import TrainConfig
 ENOUGH = 500  # labelled rows from which a share is held out once, without dropout
 DROPOUT = 0.2  # with fewer
 LONGER = 3  # times as many steps if held-out rows choose the epoch
-LOOKS = 20  # evaluations per run; each costs about half as much as a step
+EVALUATIONS = 20  # per run; each costs about half as much as a step
 WHOLE = 20_000  # most rows trained on at once if pairs are compared one by one
 BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
 MOST_WHOLE = 4096  # most rows trained on at once if many are labelled; beyond, mini-batches learn faster
@@ -37,7 +37,7 @@ FULL_POPULATION, LANDMARKS = 10_000, 4096  # rows up to which all keys are kept;
 
 
 def real(words: str, holds: Callable[[Any], bool]) -> Rule:
-    """A number for which `holds`; comparisons in it are false for NaN."""
+    """A number for which `holds`, in which comparisons with NaN are false."""
     return Rule(lambda v: isinstance(v, numbers.Real) and not isinstance(v, bool) and holds(v), f"a {words}")
 
 
@@ -66,7 +66,7 @@ MODEL_OPTIONS = [name for name in OPTIONS if name in inspect.signature(DIFFormer
 
 
 class Recipe:
-    """How to train: the options of an estimator, with defaults resolved for a table with so many labels."""
+    """How to train: the options of an estimator, with defaults resolved for a table with `labels` labelled rows."""
 
     def __init__(self, estimator: Any, labels: int, *, directed: bool = False) -> None:
         for name, rule in OPTIONS.items():
@@ -96,16 +96,12 @@ class Recipe:
         return form not in LINEAR and self.model["backend"] != "polynomial"
 
     def batch(self, rows: int, *, held_out: bool = False, edges: bool = False) -> int | None:
-        """Rows of a mini-batch for a population of `rows`; None for all at once.
-
-        Large tables go in mini-batches where all pairs of rows are compared, and where many rows are labelled and there
-        are no edges, which mini-batches would cut.
-        """
+        """Rows of a mini-batch for a population of `rows`; None for all at once."""
         if (size := self.options.batch_size) is not None:
             return int(size) if size < rows else None
         if self.pairs and rows > WHOLE:
             return BATCH
-        return SMALL_BATCH if held_out and not edges and rows > MOST_WHOLE else None
+        return SMALL_BATCH if held_out and not edges and rows > MOST_WHOLE else None  # which would cut edges
 
     def numbers(self, rows: int, columns: float) -> int:
         """Numbers in the largest operation of a step, features that are zero not counted."""
@@ -131,6 +127,6 @@ class Recipe:
             learning_rate=float(self.options.learning_rate),
             weight_decay=min(DECAY, 1 / max(1, labels)) if decay is None else float(decay),
             batch_size=batch,
-            eval_every=max(1, epochs // LOOKS),
+            eval_every=max(1, epochs // EVALUATIONS),
             patience=max(1, epochs // 4) if held_out else None,
         )

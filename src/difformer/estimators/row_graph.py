@@ -1,17 +1,16 @@
-"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
+r"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
 ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. Unless
-``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. A pair that is listed
-twice is one edge; repeated entries of a matrix or a `Graph` add up. Self-loops among the rows to fit are left out.
-Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
+``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. Inside the estimators
+a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
 Rows to predict continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
-d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
+d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j). With
+``directed=True`` s_j = a_j / d: a sender that receives nothing has d_j = 0, and its edges would be lost.
 
 In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k; a fitted row is its own first
-neighbour. Nearness is Euclidean for dense rows and the cosine for sparse ones; the search is that of
-`difformer.data.knn`, whose answer for a row does not depend on the other rows that are searched with it.
+neighbour. The answer for a row does not depend on the other rows that are searched with it.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from difformer.estimators.population import Array, find_rows, row_digests
 from difformer.graph import Graph
 from difformer.sparse import check_scipy
 
+CSR = ("data", "indices", "indptr")
 FOLDS = "For folds of a table use graph=RowGraph(X, graph)"
 
 
@@ -70,11 +70,9 @@ class RowGraph:
         self._ids = _ids(X, x)
         first = find_rows(self._ids, self._ids)
         if len(twins := np.flatnonzero(first != np.arange(len(first)))):
-            raise UserError(
-                f"X: rows {first[twins[0]]} and {twins[0]} are equal, so their edges cannot be told apart; pass a "
-                f"pandas frame whose index names the rows, to RowGraph and to the estimator",
-                argument="X",
-            )
+            problem = f"X: rows {first[twins[0]]} and {twins[0]} are equal, so their edges cannot be told apart"
+            advice = "pass a pandas frame whose index names the rows, to RowGraph and to the estimator"
+            raise UserError(f"{problem}; {advice}", argument="X")
 
     def __deepcopy__(self, memo: Any) -> RowGraph:
         return self  # never changed, so clones of an estimator share it
@@ -85,6 +83,15 @@ class RowGraph:
     def rows(self, X: Any, x: Any) -> Array:
         """Positions of the rows of a table in the whole one, -1 for unknown rows."""
         return find_rows(_ids(X, x), self._ids)
+
+    def fitted_rows(self, X: Any, x: Any) -> Array:
+        """Positions of the rows to fit, all of which must be known."""
+        rows = self.rows(X, x)
+        if unknown := int((rows < 0).sum()):
+            problem = f"{unknown} of {len(rows)} rows to fit are not in the table of the RowGraph"
+            advice = "make it from the features (and index) that reach the estimator: preprocess before RowGraph"
+            raise UserError(f"{problem}; {advice}, not in a pipeline", argument="graph")
+        return rows
 
 
 def _ids(X: Any, x: Any) -> Array:
@@ -100,12 +107,8 @@ def _ids(X: Any, x: Any) -> Array:
 def edges_of(matrix: Any, found: Array) -> Any:
     """Rows of a matrix at these positions; unknown rows (-1) have no edges, and a warning says so."""
     if unknown := int((found < 0).sum()):
-        warnings.warn(
-            f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
-            f"pass graph= to say how they are joined to the fitted rows",
-            UserWarning,
-            stacklevel=5,
-        )
+        said = f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph"
+        warnings.warn(f"{said}; pass graph= with their edges from fitted rows", UserWarning, stacklevel=5)
     known = sparse.diags_array((found >= 0).astype(np.float64))
     return sparse.csr_array(known @ matrix[np.maximum(found, 0)])
 
@@ -123,36 +126,26 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
     """
     shape = (rows, rows if fitted is None else fitted)
     if isinstance(graph, Graph):
-        kind = f"a Graph of {graph.num_nodes} nodes"
         index, weight = graph.edge_index.numpy(force=True), graph.weights().numpy(force=True)
         matrix: Any = sparse.csr_array((weight, (index[0], index[1])), shape=(graph.num_nodes,) * 2)
-    elif sparse.issparse(graph) or (isinstance(graph, Tensor) and graph.layout != torch.strided):
-        matrix = graph if sparse.issparse(graph) else to_scipy(graph)
-        kind = f"a matrix of shape {matrix.shape}"
+    elif isinstance(graph, Tensor):
+        matrix = graph.numpy(force=True) if graph.layout == torch.strided else to_scipy(graph)
     else:
-        matrix = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
-        listed = matrix.ndim == 2 and 2 in matrix.shape and (matrix.dtype.kind in "iu" or not matrix.size)
-        kind = (
-            f"an array of shape {matrix.shape} and {matrix.dtype}" if matrix.ndim == 2 else f"a {type(graph).__name__}"
-        )
-        if matrix.shape == shape and shape[0] == 2 and listed:
-            raise UserError(
-                f"graph of shape {shape} and {matrix.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
-                f"pass a scipy sparse matrix, or a matrix of floats",
-                argument="graph",
-            )
-        if matrix.shape != shape and listed:
+        matrix = graph if sparse.issparse(graph) else np.asarray(graph)
+    if not sparse.issparse(matrix) and matrix.ndim == 2 and 2 in matrix.shape:
+        listed = matrix.dtype.kind in "iu" or not matrix.size
+        if listed and matrix.shape == shape and rows == 2:
+            problem = f"graph of shape {shape} and {matrix.dtype} may be a matrix or an edge_index of {shape[1]} edges"
+            raise UserError(f"{problem}; pass a scipy sparse matrix, or a matrix of floats", argument="graph")
+        if listed and matrix.shape != shape:
             matrix = _from_index(graph, shape, fitted)
     if matrix.shape != shape or (fitted is not None and isinstance(graph, Graph)):
-        expected = (
-            f"(array or scipy sparse matrix) whose entry i, j weighs the edge i → j, or an edge_index of shape (2, E) "
-            f"of whole numbers. {FOLDS}"
-            if fitted is None
-            else f"whose row i holds the weights of the edges from the {fitted} fitted rows to row i of X, or an "
-            f"edge_index (2, E), fitted rows first"
-        )
-        problem = f"graph has the wrong size: got {kind}; expected a matrix of shape {shape} {expected}"
-        raise UserError(problem, argument="graph")
+        described = matrix.ndim == 2 and not isinstance(graph, Graph)
+        kind = f"a matrix of shape {matrix.shape} and {matrix.dtype}" if described else f"a {type(graph).__name__}"
+        meaning = "entry i, j weighs the edge i → j" if fitted is None else "row i holds the weights from fitted rows"
+        matrices = f"a matrix of shape {shape} (array or scipy sparse matrix) whose {meaning}"
+        expected = f"expected {matrices}, or an edge_index of shape (2, E) of whole numbers. {FOLDS}"
+        raise UserError(f"graph has the wrong size: got {kind}; {expected}", argument="graph")
     if sparse.issparse(matrix):
         check_scipy(matrix, "graph")
     matrix = sparse.csr_array(matrix).astype(np.float64)
@@ -172,12 +165,9 @@ def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
     if note is not None:
         warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
     if ((ends < 0) | (ends >= np.array(shape[::-1])[:, None])).any():
-        sender, receiver = (f"{end.min()} … {end.max()}" for end in ends)
-        raise UserError(
-            f"graph as an edge_index must have senders in 0 … {shape[1] - 1} and receivers in 0 … {shape[0] - 1}, "
-            f"got {sender} and {receiver}{f'. {FOLDS}' if fitted is None else ''}",
-            argument="graph",
-        )
+        expected = f"senders in 0 … {shape[1] - 1} and receivers in 0 … {shape[0] - 1}"
+        got = " and ".join(f"{end.min()} … {end.max()}" for end in ends)
+        raise UserError(f"graph as an edge_index must have {expected}, got {got}. {FOLDS}", argument="graph")
     matrix = sparse.csr_array((np.ones(ends.shape[1]), tuple(ends if fitted is None else ends[::-1])), shape=shape)
     matrix.data[:] = 1.0  # an edge that is listed twice is one edge
     return matrix
@@ -213,26 +203,27 @@ class RowEdges:
         return messages.new_zeros(self.count, sent.shape[1]).index_add(0, self.row, messages)
 
 
-class CsrBuffers(nn.Module):
-    """A scipy CSR matrix of float64, kept in buffers."""
+class MatrixBuffers(nn.Module):
+    """A matrix kept in buffers: a scipy sparse matrix as CSR of float64, a dense one as ``points`` of float32."""
 
     def __init__(self, matrix: Any) -> None:
         super().__init__()
-        rows = sparse.csr_array(matrix, dtype=np.float64)
-        self.shape, parts = rows.shape, (rows.data, rows.indices, rows.indptr)
-        self.data, self.indices, self.indptr = (nn.Buffer(torch.from_numpy(np.array(part))) for part in parts)
+        self.shape, self.is_sparse = matrix.shape, sparse.issparse(matrix)
+        if self.is_sparse:
+            rows = sparse.csr_array(matrix, dtype=np.float64)
+            for name in CSR:
+                self.register_buffer(name, torch.from_numpy(np.array(getattr(rows, name))))
+        else:
+            self.points = nn.Buffer(torch.as_tensor(matrix).float())
 
     @property
     def matrix(self) -> Any:
-        return sparse.csr_array((self.data.numpy(), self.indices.numpy(), self.indptr.numpy()), shape=self.shape)
+        """The sparse matrix."""
+        return sparse.csr_array(tuple(getattr(self, name).numpy() for name in CSR), shape=self.shape)
 
 
-class GivenGraph(CsrBuffers):
-    """Edges among the fitted rows, as the matrix of what each receives, and the fingerprints of the rows.
-
-    If `directed`, a row's weights are divided by their sum instead of by √(d_i d_j): a sender that receives nothing has
-    d_j = 0, and its edges would be lost.
-    """
+class GivenGraph(MatrixBuffers):
+    """Edges among the fitted rows, as the matrix of what each receives, and the fingerprints of the rows."""
 
     def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
         super().__init__(matrix)
@@ -246,56 +237,34 @@ class GivenGraph(CsrBuffers):
         found, first = find_rows(row_digests(x), digests), find_rows(digests, digests)
         several = (found >= 0) & (np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1)
         if several.any():
-            warnings.warn(
-                f"{int(several.sum())} rows have the features of more than one fitted row, and are given the edges of "
-                f"the first; pass graph= to say which edges are theirs",
-                UserWarning,
-                stacklevel=2,
-            )
+            said = f"{int(several.sum())} rows have the features of more than one fitted row, and get the edges of"
+            warnings.warn(f"{said} the first; pass graph= to say which are theirs", UserWarning, stacklevel=2)
         return edges_of(self.matrix, found)
 
     def edges(self, matrix: Any) -> RowEdges:
         """Normalised edges of rows whose weights from fitted rows are ``matrix [M, n]``."""
         coo = sparse.csr_array(matrix).tocoo()
         row, source = (torch.from_numpy(part.astype(np.int64)) for part in (coo.row, coo.col))
-        weight = torch.from_numpy(coo.data.astype(np.float64))
-        return RowEdges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
+        weight, degree = torch.from_numpy(coo.data.astype(np.float64)), None if self.directed else self.degree
+        return RowEdges.normalised(row, source, weight, matrix.shape[0], degree)
 
 
-class RowSearch(nn.Module):
-    """Search for the k nearest of fitted dense rows ``points [n, F]``, scaled, by their distance."""
-
-    def __init__(self, points: Any, k: int) -> None:
-        super().__init__()
-        self.k, self.points = k, nn.Buffer(torch.as_tensor(points).float())
-
-    def forward(self, x: Any) -> Tensor:
-        """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
-        wide = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
-        rows = wide.float()  # the precision of the points: a fitted row is at distance 0 from itself
-        if not rows.isfinite().all():
-            raise UserError(
-                f"X holds values that are up to {float(wide.abs().max()):.3g} after scaling, while neighbours are "
-                f"searched among values below {torch.finfo(rows.dtype).max:.1g}; check the units of these rows",
-                argument="X",
-            )
-        return nearest(self.points, self.k, "euclidean", rows)[0]
-
-
-class SparseRowSearch(CsrBuffers):
-    """Search for the k nearest of fitted sparse rows, scipy CSR, by their cosine."""
+class RowSearch(MatrixBuffers):
+    """Search for the k nearest of fitted rows, scaled, ``[n, F]``: dense ones by distance, sparse ones by cosine."""
 
     def __init__(self, points: Any, k: int) -> None:
         super().__init__(points)
         self.k = k
 
     def forward(self, x: Any) -> Tensor:
-        return nearest(from_scipy(self.matrix), self.k, "cosine", from_scipy(sparse.csr_array(x)))[0]
-
-
-Search = RowSearch | SparseRowSearch
-
-
-def search_among(points: Any, k: int) -> Search:
-    """A search among scaled rows, dense or CSR."""
-    return (SparseRowSearch if sparse.issparse(points) else RowSearch)(points, k)
+        """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
+        if self.is_sparse:
+            return nearest(from_scipy(self.matrix), self.k, "cosine", from_scipy(sparse.csr_array(x)))[0]
+        wide = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
+        rows = wide.float()  # the precision of the points: a fitted row is at distance 0 from itself
+        if not rows.isfinite().all():
+            problem = (
+                f"X holds values that are up to {float(wide.abs().max()):.3g} after scaling, too large for a search"
+            )
+            raise UserError(f"{problem} of neighbours; check the units of these rows", argument="X")
+        return nearest(self.points, self.k, "euclidean", rows)[0]

@@ -1,20 +1,17 @@
 r"""Training on a table, and the choices made on held-out labels: graph, number of steps, temperature, linear part.
 
-With `ENOUGH` labelled rows or more, a tenth is held out once; it ends every run and chooses graph and temperature. With
-`JUDGES` or more, `FOLDS` folds choose graph, steps and temperature, and then the models are trained on all labelled
-rows. With fewer, nothing is held out. A `validation_fraction` that is given is held out once in any case.
+With `ENOUGH` labelled rows or more, or a `validation_fraction`, a share is held out once; it ends every run and chooses
+graph and temperature. With `FEWEST_FOR_FOLDS` or more, `FOLDS` folds choose graph, steps and temperature, and then the
+models are trained on all labelled rows. With fewer, nothing is held out. The graph with the smaller held-out loss wins.
 
-A graph is kept only if held-out rows are predicted at least as well with it as without: by the log loss of calibrated
-probabilities, or by the squared error. Probabilities are softmax(o / T) with the T that minimises the held-out log
-loss, drawn towards `CAUTIOUS` as `PRIOR` observations would draw it.
-
-A regression has a linear part, beside which the models learn the rest: for each target t,
+Probabilities are softmax(o / T) with the T that minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR`
+observations would draw it. A regression has a linear part, beside which the models learn the rest: for each target t,
 
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty. The models are trained on
 its residuals, and γ is the share of their outputs that predicts held-out rows best, zero unless the gain is more than
-three standard errors. So a regressor is a ridge regression where a target is linear in the features.
+three standard errors.
 """
 
 from __future__ import annotations
@@ -45,18 +42,21 @@ Array = np.ndarray[Any, Any]
 Side = str | None  # "knn", "given", or None for no graph
 EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
-
 HELD_OUT = "held out"
 HELD_OUT_SHARE = 0.1  # of `ENOUGH` labelled rows or more
-JUDGES = 10  # fewest labelled rows for a cross-validation
-WITNESSES = 20  # fewest held-out rows for a warning about a useless model
+FEWEST_FOR_FOLDS = 10  # fewest labelled rows for a cross-validation
+FEWEST_FOR_WARNING = 20  # fewest held-out rows for a warning about a useless model
 FOLDS = 3
 FEWEST_STEPS = 20
 CAUTIOUS, PRIOR = 2.0, 4.0
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
 GRID = np.exp(np.linspace(np.log(0.25), np.log(20.0), 200))
 NAMES = {"knn": "with the neighbour graph", "given": "with the given graph", None: "without a graph"}
-LINES = 10  # lines printed per model, about
+NO_BETTER = (
+    "the model is no better than the {}: {} {:.3f} on {} held-out labelled rows, where a constant prediction has "
+    "{:.3f}; the features may say nothing about the targets, or there are too few labels"
+)
+LINES = 10  # printed per model, about
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -91,7 +91,7 @@ class LinearPart:
 
 @dataclass(frozen=True)
 class TableProblem:
-    """What is to be learnt."""
+    """What the models learn from."""
 
     x: Tensor  # [n, F] scaled features, float32, dense or CSR
     y: Tensor  # [n] int64 classes (-1 unknown), or [n, T] float32 values (NaN unknown)
@@ -124,16 +124,15 @@ def train(
     if problem.table is not None:
         linear = LinearPart.of(problem.table, y, split.train, problem.weight)
         y = (y - linear.predict(problem.table)).float()
+    (rows, columns), device = problem.x.shape, resolve(recipe.options.device)
     outputs = int(y.max()) + 1 if problem.classes else y.shape[1]
-    kind: Any = "multiclass" if problem.classes else "regression"
-    metric = "accuracy" if problem.classes else "mse"
-    task = Task("estimator", "nodes", kind, metric, "rows of a table", problem.x, y, (split,), outputs, *edges)
-    fed, loss, device = task, None, resolve(recipe.options.device)
+    kind, metric = ("multiclass", "accuracy") if problem.classes else ("regression", "mse")
+    task = Task("estimator", "nodes", kind, metric, "rows of a table", problem.x, y, (split,), outputs, *edges)  # type: ignore[arg-type]
+    fed, loss = task, None
     if problem.weight is not None:  # one more column of the targets, so that any batch has it
-        packed = torch.cat([y.double().reshape(len(y), -1), problem.weight.double().unsqueeze(1)], 1)
+        packed = torch.cat([y.double().reshape(rows, -1), problem.weight.double().unsqueeze(1)], 1)
         fed = replace(task, y=packed, problem="regression", metric="mse", num_outputs=packed.shape[1])
         loss = weighted_loss(classes=problem.classes)
-    rows, columns = problem.x.shape
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
     batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
     config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
@@ -144,7 +143,7 @@ def train(
     feed = PartsFeed(fed, split, config, seed, device) if batch else NodesFeed(fed, split, device, mass)
     chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
-    shown = () if not label else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
+    shown = [Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}")] if label else []
     return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
 
 
@@ -204,7 +203,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Judged:
-    """How well held-out rows were predicted, and what makes the outputs best on them."""
+    """How well held-out rows were predicted, and the temperature or share that predicts them best."""
 
     loss: float | None  # log loss at the best temperature, or squared error of scaled targets; None if not judged
     temperature: float = 1.0  # of probabilities
@@ -217,23 +216,17 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
     """Judge runs on their held-out rows; every split has the same number of runs, whose outputs are averaged."""
     rows = torch.cat([split.valid for split, _ in tried])
     each = [torch.stack([run.record.outputs[split.valid].double() for run in runs]) for split, runs in tried]
-    outputs, target, ones = torch.cat(each, 1), problem.y[rows], torch.ones(len(rows), dtype=torch.float64)
+    outputs, target, count = torch.cat(each, 1), problem.y[rows], len(rows)
+    ones = torch.ones(count, dtype=torch.float64)
     mass, weight = (ones if w is None else w[rows].double() for w in (problem.mass, problem.weight))
-    enough, counted = len(target) >= WITNESSES, f"{len(target)} held-out"
     if problem.classes:
         temperature, loss = fit_temperature(outputs, target, weight)
         right = float((mass * (outputs.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
-        counts = torch.zeros(outputs.shape[-1], dtype=torch.float64).index_add(0, target, mass)
-        majority = float(counts.max() / mass.sum())
+        majority = float(torch.bincount(target, mass).max() / mass.sum())
         # Class weights prefer rare classes on purpose.
-        poor = right <= majority and enough and torch.equal(weight, mass)
-        warning = (
-            f"the model is no better than the most frequent class: accuracy {right:.3f} on {counted} labelled rows, of "
-            f"which the most frequent class has {majority:.3f}; the features may not tell the classes apart, or there "
-            f"are too few labels"
-        )
-        words = f"log loss {loss:.4f}, accuracy {right:.4f} on {counted} rows"
-        return Judged(loss, temperature, words, warning if poor else "")
+        poor = right <= majority and count >= FEWEST_FOR_WARNING and torch.equal(weight, mass)
+        warning = NO_BETTER.format("most frequent class", "accuracy", right, count, majority) if poor else ""
+        return Judged(loss, temperature, f"log loss {loss:.4f}, accuracy {right:.4f} on {count} held-out rows", warning)
     outputs, target = outputs.mean(0), target.double()
     linear = torch.zeros_like(target)
     if problem.table is not None:  # all runs on a split have the same linear part
@@ -245,13 +238,9 @@ def judge(problem: TableProblem, tried: list[tuple[Split, list[Run]]]) -> Judged
         float(((found - wanted).square() * known).sum() / known.sum().clamp_min(TINY))
         for found in (linear + share * outputs, mean)
     )
-    warning = (
-        f"the model is no better than the mean: squared error {loss:.3f} on {counted} labelled rows (targets scaled "
-        f"to variance one), where their mean has {constant:.3f}; the features may say nothing about the targets, or "
-        f"there are too few labels"
-    )
-    poor = loss >= constant and enough
-    return Judged(loss, 1.0, f"squared error {loss:.4f} on {counted} rows", warning if poor else "", share)
+    poor = loss >= constant and count >= FEWEST_FOR_WARNING
+    warning = NO_BETTER.format("mean", "squared error", loss, count, constant) if poor else ""
+    return Judged(loss, 1.0, f"squared error {loss:.4f} on {count} held-out rows", warning, share)
 
 
 def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
@@ -294,20 +283,17 @@ def train_and_choose(
     splits = [held_out] if once else make_folds(problem, recipe.seed)
     side, runs, found = next(iter(sides)), list[Run](), Judged(None, CAUTIOUS if problem.classes else 1.0)
     if splits:
-        tried: dict[Side, list[Run]] = {}
-        judged: dict[Side, Judged] = {}
+        tried: dict[Side, tuple[Judged, list[Run]]] = {}
         for side, edges in sides.items():
             label = f"model 1 of {count} {NAMES[side]}" if once else ""
-            tried[side] = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
-            judged[side] = judge(problem, [(split, [run]) for split, run in zip(splits, tried[side], strict=True)])
-        for side, one in judged.items():
-            recipe.say(f"{NAMES[side]}: {one.words}")
-        side = min(judged, key=lambda side: judged[side].loss or 0.0)
-        found = judged[side]
-        if once:
-            runs = tried[side]
-        else:
-            steps = best_steps(tried[side], splits, steps)
+            runs = [train(problem, recipe, edges, split, recipe.seed, steps, label=label) for split in splits]
+            found = judge(problem, [(split, [run]) for split, run in zip(splits, runs, strict=True)])
+            recipe.say(f"{NAMES[side]}: {found.words}")
+            tried[side] = found, runs
+        side = min(tried, key=lambda side: tried[side][0].loss or 0.0)
+        found, runs = tried[side]
+        if not once:
+            runs, steps = [], best_steps(runs, splits, steps)
     for i in range(len(runs), count):
         label = f"model {i + 1} of {count}"
         runs.append(train(problem, recipe, sides[side], held_out, recipe.seed + i, steps, label=label))
@@ -339,12 +325,12 @@ def hold_out(problem: TableProblem, fraction: float, seed: int) -> Split:
 
 
 def make_folds(problem: TableProblem, seed: int) -> list[Split]:
-    """`FOLDS` stratified folds of the labelled rows; none if fewer than `JUDGES` rows could be held out."""
+    """`FOLDS` stratified folds of the labelled rows; none if fewer than `FEWEST_FOR_FOLDS` rows could be held out."""
     (classes, order), rows = _shuffled(problem, seed), problem.labelled
     fold = np.empty(len(classes), dtype=np.int64)
     fold[order] = np.arange(len(classes)) % FOLDS
     fold[(np.bincount(classes) == 1)[classes]] = -1  # the only row of a class is always trained on
-    if (fold >= 0).sum() < JUDGES:
+    if (fold >= 0).sum() < FEWEST_FOR_FOLDS:
         return []
     return [index_split(f"fold {i}", rows[fold != i], rows[fold == i], []) for i in range(FOLDS)]
 

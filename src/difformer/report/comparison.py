@@ -9,8 +9,8 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
 
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
 where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. Wilcoxon's
-signed-rank test assumes no distribution. Differences that are all equal say nothing of their noise: then p is that of
-the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
+signed-rank test assumes no distribution. If all differences are equal there is no estimate of their noise, and p is
+that of the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
 multiplied by m - k + 1, and none is smaller than the one before it.
 """
 
@@ -158,11 +158,11 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     folders = [run if isinstance(run, RunFolder) else RunFolder.open(run) for run in runs]
     summaries = [folder.summary() for folder in folders]
     metric, higher = summaries[0].metric, summaries[0].higher_is_better
-    about = [{"task": f.about["data"]["task"], "metric": s.metric} for f, s in zip(folders, summaries, strict=True)]
-    for folder, own in zip(folders[1:], about[1:], strict=True):
-        for what, mine in about[0].items():
-            if own[what] != mine:
-                both = f"{folder.path} is of {what} {own[what]!r}, {folders[0].path} of {mine!r}"
+    for folder, summary in zip(folders, summaries, strict=True):
+        tasks = [one.about["data"]["task"] for one in (folder, folders[0])]
+        for what, own, first in (("task", *tasks), ("metric", summary.metric, metric)):
+            if own != first:
+                both = f"{folder.path} is of {what} {own!r}, {folders[0].path} of {first!r}"
                 raise UserError(f"{both}: such runs cannot be paired")
     names = [folder.path.name for folder in folders]
     names = names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]
@@ -219,15 +219,13 @@ def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
 def _notes(folders: Sequence[RunFolder], against: Sequence[Paired]) -> tuple[str, ...]:
     data = [folder.about["data"] for folder in folders]
     splits = {str(r["split"]) for folder in folders for r in folder.results()}
+    seeds = [len(folder.results()) for folder in folders]
     notes = {
         "the data of these runs are not the same (other preprocessing, graph or splits); pairs are those with the same "
         "seed and the same name of split": len({one["fingerprint"] for one in data}) > 1,
         "the protocols differ: " + " | ".join(one["protocol"] for one in data): len({d["protocol"] for d in data}) > 1,
-        "all seeds share one split, so differences are over initialisations alone": len(splits) == 1
-        and any(len(folder.results()) > 1 for folder in folders),
-        "some seeds are in one run only and were left out of the tests": any(
-            one.pairs < len(folders[0].results()) for one in against
-        ),
+        "all seeds share one split, so differences are over initialisations alone": len(splits) == 1 < max(seeds),
+        "some seeds are in one run only and were left out of the tests": any(one.pairs < seeds[0] for one in against),
         "p-values are corrected for several comparisons (Holm)": len(against) > 1,
     }
     return tuple(note for note, holds in notes.items() if holds)

@@ -98,7 +98,7 @@ def explain_node(
 
 
 def explain_nodes(loaded: Loaded, nodes: Sequence[Place], target: int | str | None = None) -> list[Explanation]:
-    """Several predictions of a run that is loaded."""
+    """Explains several predictions of a loaded run."""
     task, found = loaded.task, []
     scene_of = cache(partial(gather.make_scene, loaded, with_states=False))
     for node in nodes:
@@ -142,7 +142,7 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
 
 
 def find(word: int | str, count: int, names: Sequence[str], what: str, argument: str = "node") -> int:
-    """By name or number; a whole number from Python is a number, a text is a name first."""
+    """Position of a name or number; text is looked up as a name first, then read as a number."""
     places = [place for place, name in enumerate(names) if name == word]
     if len(places) > 1:
         shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
@@ -177,7 +177,7 @@ def _target_names(task: Task) -> Sequence[str]:
 
 
 def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
-    """Of the outputs, the one to explain."""
+    """The number of the output to explain."""
     if task.problem == "multiclass":
         if target is not None:
             raise UserError("target: the run predicts one label, whose probability is explained; leave it out")

@@ -117,8 +117,7 @@ class Scene:
     encoder: Any  # the model that makes states, in evaluation mode
     inputs: Inputs  # its arguments; one graph, hence no batch
     number: int | None  # which snapshot or graph; None if the scene is the whole task
-    # [L + 1, n, d] of a DIFFormer, on the CPU; None for any other model
-    states: Tensor | None = field(default=None, repr=False)
+    states: Tensor | None = field(default=None, repr=False)  # [L + 1, n, d] on the CPU; None if not of a DIFFormer
 
     @property
     def size(self) -> int:
@@ -160,10 +159,10 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
         return inputs
     x: Any = inputs.x
     rows, graph = (inputs.batch.batch == number).nonzero().squeeze(1), inputs.graph
-    if graph is not None:
-        edges, weight = induced_subgraph(rows, graph.edge_index, graph.edge_weight, num_nodes=x.shape[0])
-        graph = Graph(edges, rows.numel(), weight)
-    return Inputs(x[rows], graph)
+    if graph is None:
+        return Inputs(x[rows])
+    edges, weight = induced_subgraph(rows, graph.edge_index, graph.edge_weight, num_nodes=x.shape[0])
+    return Inputs(x[rows], Graph(edges, rows.numel(), weight))
 
 
 def draw(size: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:

@@ -90,7 +90,7 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
 
 def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor | None) -> LatentLayer:
     n, (q, k) = z.shape[0], layer.queries_and_keys(z)
-    asked = asking(shown, n).to(z.device)  # places among the shown
+    asked = places_of_queries(shown, n).to(z.device)  # places among the shown
     assert layer.diffusivity is not None
     shares, entropies, among = [z.new_empty(0)], [], []
     for targets in shown[asked].split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
@@ -112,20 +112,20 @@ def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor 
     )
 
 
-def asking(shown: Tensor, size: int) -> Tensor:
-    """Places among the shown whose attention to all is computed: as many as `ENTRIES` allows."""
+def places_of_queries(shown: Tensor, size: int) -> Tensor:
+    """Places among the shown instances whose attention to all is computed: as many as `ENTRIES` allows."""
     return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
 
 
 def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
-    """Whether a layer's attention cannot be told from uniform attention.
+    """Whether a layer's attention cannot be told from uniform attention, whose share within classes is p = `chance`.
 
-    Its entropy is within 1 % of the uniform one, or its share within classes lies within two standard errors
-    √(p (1 - p) / count) of `chance`, which uniform attention gives, for `count` instances.
+    Its entropy is within 1 % of the uniform one, or its share within two standard errors √(p (1 - p) / count) of p.
     """
-    even = layer.entropy >= 1 - ENTROPY_MARGIN
-    if even or layer.within is None or chance is None or not count:
-        return even
+    if layer.entropy >= 1 - ENTROPY_MARGIN:
+        return True
+    if layer.within is None or chance is None or not count:
+        return False
     return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
 
 
@@ -158,36 +158,33 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
     """Attention of a scene; None if there are no latent pairs. Classes are -1 if unknown."""
     if why_no_pairs(scene):
         return None
-    found, asked = latent_layers(scene, shown, classes), shown[asking(shown, scene.size)]
-    if classes is None or any(one.within is None for one in found):
-        return Attention(found, asked.numel(), None, [near_uniform(one, None, 0) for one in found])
-    share, count = chance(classes, asked), int((classes[asked] >= 0).sum())
+    found, asked = latent_layers(scene, shown, classes), shown[places_of_queries(shown, scene.size)]
+    share, count, edges, joined = None, 0, 0, 0
+    if classes is not None and all(one.within is not None for one in found):
+        share, count = chance(classes, asked), int((classes[asked] >= 0).sum())
+        if scene.graph is not None:
+            low, high = scene.graph.edge_index.cpu().sort(0).values
+            pairs = (low * scene.size + high)[low != high].unique()  # numbers are much quicker to compare than columns
+            first, second = classes[pairs // scene.size], classes[pairs % scene.size]
+            known = (first >= 0) & (second >= 0)
+            edges, joined = int(known.sum()), int((known & (first == second)).sum())
     uniform = [near_uniform(one, share, count) for one in found]
-    if scene.graph is None:
-        return Attention(found, asked.numel(), share, uniform)
-    low, high = scene.graph.edge_index.cpu().sort(0).values
-    pairs = (low * scene.size + high)[low != high].unique()  # numbers are much quicker to compare than columns
-    first, second = classes[pairs // scene.size], classes[pairs % scene.size]
-    known = (first >= 0) & (second >= 0)
-    return Attention(found, asked.numel(), share, uniform, int(known.sum()), int((known & (first == second)).sum()))
+    return Attention(found, asked.numel(), share, uniform, edges, joined)
 
 
 def uniform_note(run: RunFolder | str | Path, task: Task) -> str:
-    """What to do if the attention of a trained model is close to uniform at every layer; empty if it is not.
-
-    Only tasks on nodes of moderate size are examined, since the states of all layers are computed.
-    """
-    if task.kind != "nodes" or task.num_instances > LARGEST_NOTED:
+    """What to do if the attention of a trained model is close to uniform at every layer; empty if it is not."""
+    if task.kind != "nodes" or task.num_instances > LARGEST_NOTED:  # the states of all layers are computed
         return ""
     scene = make_scene(load_run(run, task=task))
     found = attention_of(scene, draw(scene.size, NOTED), None)
     if found is None or not found.layers or not all(found.uniform):
         return ""
+    least = 100 * min(one.entropy for one in found.layers)
     return (
-        f"attention is close to uniform at every layer (entropy at least "
-        f"{100 * min(one.entropy for one in found.layers):.1f} % of the uniform one), so that it hardly selects: "
-        f"`--with attention-off` compares the model without it, and `--model difformer-sharp` lets it select near "
-        f"instances"
+        f"attention is close to uniform at every layer (entropy at least {least:.1f} % of the uniform one), so that it "
+        f"hardly selects: `--with attention-off` compares the model without it, and `--model difformer-sharp` lets it "
+        f"select near instances"
     )
 
 
@@ -240,10 +237,8 @@ def _between(z: Tensor, classes: Tensor) -> float:
 
 
 def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[float] | None:
-    """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without 0 < τ < 1.
-
-    In a graph without edges each instance's own value is mixed in with weight w, so the step is τ(1 - w).
-    """
+    """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without 0 < τ < 1."""
+    # In a graph without edges each instance's own value is mixed in with weight w, so the step is τ(1 - w).
     step = layer.step_size * (1 if edges or layer.graph_weight is None else 1 - layer.graph_weight)
     if layer.diffusivity is None or layer.form == "identity" or not layer.residual or not 0 < step < 1:
         return None

@@ -251,7 +251,7 @@ class Cards:
 
 
 def _titles(task: Task, rows: Tensor) -> list[str]:
-    """Names, cut to a length that thousands of them can have."""
+    """Names, shortened, since a page may hold thousands of them."""
     return [gather.shortened(gather.name_of(task, i), TITLE_LENGTH) for i in rows.tolist()]
 
 

@@ -7,7 +7,6 @@ JSON. Its content security policy forbids every request.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import shlex
 import time
@@ -74,10 +73,7 @@ def write_report(
         ImportError: If plotly or jinja2 (extra ``report``) is not installed.
         RunFolderError: If the run has no result yet, or its data have changed.
     """
-    needed = {"extra": "report", "purpose": "a report"}  # asked for before anything is computed
-    require("jinja2", **needed)
-    require("plotly", **needed)
-    plotly: Any = require("plotly.offline", **needed)
+    libraries = [require(name, extra="report", purpose="a report") for name in ("jinja2", "plotly.offline")]
     material = gather.gather(run, seed=seed, task=task, device=device)
     folder, loaded, task, part = material.folder, material.loaded, material.task, material.part
     summary, predictions = folder.summary(), material.predictions
@@ -96,6 +92,7 @@ def write_report(
     found, base = quality.quality(task, predictions, part), quality.baselines(material)
     sure = quality.calibration(task, predictions, part)
     value = _spread((summary.mean(part), summary.std(part) if len(summary.results) > 1 else None), 4)
+    plotly: Any = libraries[1]
     figures, thinned = plots.learning_curves(folder, summary.metric)
     figures |= plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
     figures |= plots.within(attention) | plots.energies(energies)
@@ -107,9 +104,8 @@ def write_report(
         "errors_csv": _csv_link(wrong), "importance": columns, "figures": figures, "scene": scene, "maps": drawn,
         "attention": attention, "missing": layers.why_no_pairs(scene), "off": comparison.attention_off(folder),
         "attention_off": ATTENTION_OFF, "verdict": depth, "energies": energies, "explanations": explanations,
-        "no_diffusion": layers.NO_DIFFUSION, "cost": _cost(loaded), "plotly": plotly.get_plotlyjs(),
-        "protocol": protocol_text(task.protocol, summary.metric), "css": _asset("page.css"), "js": _asset("page.js"),
-        "data": _embedded({"figures": figures, "maps": [one.data for one in drawn], "colours": maps.COLOURS}),
+        "cost": _cost(loaded), "protocol": protocol_text(task.protocol, summary.metric), "colours": maps.COLOURS,
+        "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly.get_plotlyjs(),
     }  # fmt: skip
     content = _environment().get_template("page.html").render(context).encode()
     path = folder.path / NAME if out is None else Path(out)
@@ -151,9 +147,9 @@ def _warnings(
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:
-    """Of a pass over some or all instances: its time, what it keeps for its backward pass, how layers are computed."""
-    model, passes = loaded.model, loaded.feed.passes()
-    held, inputs = list(model.parameters()), passes[0]
+    """Time of a forward pass, memory that is kept for the backward pass, and how layers are computed."""
+    model, passes, encoder = loaded.model, loaded.feed.passes(), gather.encoder_of(loaded.model)
+    held, inputs, operator = list(model.parameters()), passes[0], ""
     device = held[0].device if held else torch.device("cpu")
 
     def timed() -> float:
@@ -165,14 +161,13 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
         return time.perf_counter() - begun
 
     timed()  # graphs are sorted at their first use
-    operators, encoder = [""], gather.encoder_of(model)
     if isinstance(encoder, DIFFormer) and len(encoder.layers):
-        operators = [said.partition(": ")[2] for said in encoder.explain(inputs.x, inputs.graph, None, inputs.batch)]
+        operator = encoder.explain(inputs.x, inputs.graph, None, inputs.batch)[0].partition(": ")[2]
     with torch.enable_grad():
         saved = saved_bytes(lambda: inputs.outputs(model), besides=held)
     return {
         "parameters": sum(p.numel() for p in held), "bytes": sum(p.numel() * p.element_size() for p in held),
-        "milliseconds": 1000 * timed(), "saved": saved, "device": device, "operator": operators[0],
+        "milliseconds": 1000 * timed(), "saved": saved, "device": device, "operator": operator,
         "what": "all instances" if len(passes) == 1 else f"a batch of {inputs.x.shape[0]:,} rows",
     }  # fmt: skip
 
@@ -185,9 +180,10 @@ def _environment() -> Any:
     options |= {"autoescape": jinja2.select_autoescape(["html"]), "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(_asset), **options)
     environment.globals["layers"] = layers
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     environment.filters |= {
         "spread": _spread, "short": gather.shortened, "quoted": repr, "shell": shlex.quote,
-        "percent": lambda share: f"{100 * share:.1f} %",
+        "percent": lambda share: f"{100 * share:.1f} %", "plain": lambda document: _without_controls(finite(document)),
         "score": lambda value: "–" if value is None or value != value else f"{value:.4f}",
     }  # fmt: skip
     return environment
@@ -206,14 +202,8 @@ def _without_controls(value: Any) -> Any:
     return [_without_controls(item) for item in value] if isinstance(value, list) else value
 
 
-def _embedded(document: Any) -> str:
-    """JSON that no text inside can break out of: every ``<`` is written as ``\\u003c``."""
-    text = json.dumps(_without_controls(finite(document)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
 def _csv_link(found: quality.ErrorList) -> str:
-    """The table as a link to save; a spreadsheet must not take a text for a formula, and takes numbers as they are."""
+    """The table as a link that saves a CSV file, in which a spreadsheet reads no text as a formula."""
     text = csv_text(
         [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") and not quality.is_number(v) else v for v in row]
         for row in (found.headings, *found.rows)

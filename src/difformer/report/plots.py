@@ -42,7 +42,7 @@ def bar(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, **more: Any)
 
 
 def make(traces: Sequence[Any], *, x: str = "", y: str = "", height: int = 340, **layout: Any) -> Figure:
-    """A figure of one panel as JSON has it; its legend is above, where it covers nothing however long it gets."""
+    """A figure of one panel as JSON; its legend is above the panel, where it covers nothing."""
     from plotly.graph_objects import Figure as Plot
 
     figure = Plot(traces).update_layout(

@@ -1,4 +1,4 @@
-"""How good the predictions are: by class or as residuals, how well calibrated, against simple models, and where wrong.
+"""How good the predictions are: by class or as residuals, calibration, simple models, columns that matter, and errors.
 
 For class c with TP, FP and FN: precision TP / (TP + FP), recall TP / (TP + FN), F1 2TP / (2TP + FP + FN); each the mean
 over the seeds that have it, with the sample standard deviation. The confusion matrix adds up the seeds. The expected
