@@ -50,8 +50,8 @@ def fit(
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so if that is likely to
-            be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
-            whole has none, and is trained again.
+            be faster. An interrupted stack is resumed from its checkpoint, or trained again if it did not fit into
+            memory as a whole.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
@@ -170,15 +170,14 @@ def _train(
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()
-    return summarised(results, len(seeds), None if folder is None else folder.path, records, again)
+    return summarised(results, len(seeds), None if folder is None else folder.path, records)
 
 
 def summarised(
-    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord], again: bool = False
+    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord]
 ) -> Summary:
     """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
     summary = Summary.of(results, path, records) if results else None
     if summary is None or not summary.complete or len(results) < runs:
-        raise TrainingInterrupted(summary, str(path or ""), again)
+        raise TrainingInterrupted(summary, str(path or ""))
     return summary

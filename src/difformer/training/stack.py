@@ -25,13 +25,12 @@ from torch.func import functional_call, stack_module_state
 
 from difformer.data import Task
 from difformer.errors import UserError
-from difformer.free_memory import free_bytes
 from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
-from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import ADDED, NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
 from difformer.training.loop import Save, Stop
@@ -48,8 +47,6 @@ RATES = ("learning_rate", "weight_decay")
 # Entries of one run's states, and of its pairs, from which on it keeps a device busy by itself.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
-# Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
-PARAMETER_COPIES = 6
 Tensors = Mapping[str, Tensor]
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
@@ -61,18 +58,16 @@ def train_stacked(
     *,
     callbacks: Iterable[Callback] = (),
     stop: Stop | None = None,
-    chunk: int | None = None,
     state: Snapshot | None = None,
     save: Save | None = None,
 ) -> list[Any]:
-    """Train runs as one, in chunks that fit the memory that is free.
+    """Train runs as one; in halves, quarters, … if a GPU does not have the memory for all of them.
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
         runs: Seed, split and configuration of each run; configurations differ only in `RATES` and `HYPER`.
-        device, callbacks, stop, state, save: As in `train_one`. Chunks that were not started when `stop` returned True
-            are not in the result; `save` is called only if all runs fit into one chunk.
-        chunk: Largest number of runs to train as one; by default as many as fit.
+        device, callbacks, stop, state, save: As in `train_one`. Parts that were not started when `stop` returned True
+            are not in the result; `save` is called only while all runs are trained together.
 
     Returns:
         One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
@@ -89,19 +84,16 @@ def train_stacked(
     found: dict[int, Ended] = {}
 
     def train(part: list[int]) -> Status:
-        """One chunk, whose tensors are freed before the next."""
+        """Trains some of the runs, whose tensors are freed before the next part."""
         trainer, whole = StackTrainer(task, [runs[i] for i in part], hyper, place), part == order
-        if state is not None and whole:  # one that did not fit into memory starts again in halves
+        if state is not None and whole:  # halves start from the first epoch
             trainer.restore(state)
         status = trainer.run(listeners, stop, save if whole else None)
         found.update(zip(part, trainer.records(status), strict=True))
         return status
 
     with isolated_rng(place):
-        each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory()
-        sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
-        waiting = [part.tolist() for part in torch.tensor(order).split(sizes)]
-        status: Status = "finished"
+        waiting, status = [order], "finished"
         while waiting and status == "finished":
             torch.cuda.empty_cache()  # not in the handler, which holds the tensors of the failed attempt
             part = waiting.pop(0)
@@ -282,13 +274,6 @@ class StackTrainer:
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
         self._launched: set[bool] = set()  # kinds of turns that were launched kernel by kernel
         self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
-
-    def memory(self) -> int:
-        """Bytes of one run, from a pass of this stack in training mode."""
-        step = next(iter(self.feed.steps(1)))
-        leaves = self.model.leaves()
-        saved = saved_bytes(lambda: self._forward(step, leaves))
-        return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
     def run(self, callbacks: Sequence[Callback] = (), stop: Stop | None = None, save: Save | None = None) -> Status:
         """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
