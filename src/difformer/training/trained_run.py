@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from difformer.training.record import Predictions
 from difformer.training.run_folder import CONFIG, RunFolder
 from difformer.zoo.model_catalogue import REMOVED
 from difformer.zoo.model_registry import find
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -184,19 +181,7 @@ def evaluate(
     return tuple(found)
 
 
-class Given(TypedDict, total=False):
-    """Keyword arguments of `load_run`."""
-
-    edges: Any
-    edge_weight: Any
-    on: Task | None
-    together: bool
-    seed: int | None
-    task: Task | None
-    device: str | torch.device
-
-
-def predict(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Predictions:
+def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Predictions:
     """Predictions of a run for its own instances, or for new ones; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     outputs = loaded.outputs()
@@ -205,13 +190,13 @@ def predict(run: RunFolder | str | Path, features: Any = None, **given: Unpack[G
     return Predictions(loaded.task.problem, outputs[loaded.new :], loaded.task.class_names)
 
 
-def embed(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Tensor:
+def embed(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Tensor:
     """States before the output layer, ``[instances, …, hidden]``; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     return loaded.states()[loaded.new or 0 :]
 
 
-def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile:
+def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
     """Measured energy and effective rank of every layer, over all instances; for series and graphs, means over passes.
 
     Arguments are those of `load_run`. Models without an energy are refused.
@@ -257,14 +242,9 @@ def new_task(
     unknown = task.y.new_full((x.shape[0], *task.y.shape[1:]), -1 if task.problem == "multiclass" else torch.nan)
     index, weight = task.edge_index, task.edge_weight
     if task.kind == "series":
-        if edges is not None:
-            index = _each(edges, torch.long)
-            weight = None if edge_weight is None else _each(edge_weight, torch.float32)
-        elif isinstance(index, tuple):
-            raise UserError(
-                f"every snapshot of {task.name!r} has its own graph: give edges, one graph per new snapshot"
-            )
-        return replace(task, x=x, y=unknown, edge_index=index, edge_weight=weight, splits=nothing), 0
+        if edges is not None or isinstance(index, tuple):
+            raise UserError("new snapshots with graphs of their own are given as a task: on=…")
+        return replace(task, x=x, y=unknown, splits=nothing), 0
     if task.scaling is not None:  # new rows come as they are, the task's own are standardised
         x, task = task.scaled(x), replace(task, scaling=None)
     start = task.num_nodes if together else 0
@@ -288,9 +268,3 @@ def new_task(
         instance_names=(*names, *(f"new row {i}" for i in range(x.shape[0]))),
     )
     return joined, start
-
-
-def _each(values: Any, dtype: torch.dtype) -> Any:
-    if isinstance(values, (list, tuple)):
-        return tuple(torch.as_tensor(np.asarray(value), dtype=dtype) for value in values)
-    return torch.as_tensor(np.asarray(values), dtype=dtype)
