@@ -85,8 +85,7 @@ def train(
     make: Callable[[], Trainer], seed: int, device: torch.device, *, state: Snapshot | None = None, **given: Any
 ) -> RunRecord:
     """Make a trainer, and run it from a state or from its beginning; nothing outside is disturbed."""
-    with isolated_rng(device):
-        torch.manual_seed(seed)
+    with isolated_rng(device, seed):
         trainer = make()
         if state is not None:
             trainer.restore(state)

@@ -19,7 +19,6 @@ from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import build_model, split_number
-from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
 from difformer.training.run_folder import RunFolder, TaskSource
 from difformer.training.stack import faster, train_stacked, unstackable
@@ -122,8 +121,7 @@ def resume(
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
     """Finds what is wrong with a request before a folder is made for it."""
     cpu = torch.device("cpu")
-    with isolated_rng(cpu):
-        build_model(task, config)
+    build_model(task, config)
     metric = chosen_metric(config, task)
     for split in {split_number(task, seed) for seed in seeds}:
         make_loss(task, task.splits[split], config, cpu)
