@@ -295,8 +295,6 @@ def test_what_cannot_be_stacked_says_why():
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match=r"graph_weight is None in one of them and 0\.5 in another"):
         train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
-    with pytest.raises(ValueError, match="split 7 of a run: task 'blocks' has 2 splits"):
-        train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
         train_stacked(blocks(), [StackedSetting(step_size=0.5)], TrainConfig(model="mlp"), "cpu")
     assert train_stacked(blocks(), [], config, "cpu") == []

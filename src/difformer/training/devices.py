@@ -56,17 +56,11 @@ def saved_bytes(forward: Callable[[], object], besides: Iterable[Tensor] = ()) -
     # Storages are held until they are counted: memory that was given back could be counted as another's.
     found: dict[int, torch.UntypedStorage] = {}
 
-    def pack(x: Tensor) -> None:
-        # Nothing is handed on to a backward pass. A tensor that was would be its own owner if it is a result of the
-        # operation that saves it, and never be freed.
+    def pack(x: Tensor) -> None:  # keeps nothing: an operation that saved its own result would never be freed
         if x.layout == torch.strided:
-            storage = x.untyped_storage()
-            found[storage.data_ptr()] = storage
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage()
 
-    def unpack(_: None) -> Tensor:
-        raise RuntimeError("this pass was made to be measured: nothing was kept for its gradient")
-
-    with saved_tensors_hooks(pack, unpack):
+    with saved_tensors_hooks(pack, lambda nothing: nothing):
         forward()
     for tensor in besides:
         found.pop(tensor.untyped_storage().data_ptr(), None)

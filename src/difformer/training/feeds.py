@@ -31,7 +31,6 @@ from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, Sna
 from difformer.data.knn import knn_graph
 from difformer.data.sparse_features import take_rows
 from difformer.data.task import update_digest
-from difformer.errors import UserError
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.kernels.rows import LayerNorm
@@ -63,16 +62,11 @@ class Inputs:
     batch: Segments | None = None
     context: Context | None = None  # who sends, in place of graph and batch, for a DIFFormer
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self._ask(model)
-
-    def states(self, model: Any) -> Tensor:
-        return self._ask(model.embed)
-
-    def _ask(self, pass_of: Callable[..., Tensor]) -> Tensor:
+    def outputs(self, model: Callable[..., Tensor]) -> Tensor:
+        """What a model, or its `embed`, makes of them."""
         if self.context is not None:
-            return pass_of(self.x, context=self.context)
-        return pass_of(self.x, self.graph, None, self.batch)
+            return model(self.x, context=self.context)
+        return model(self.x, self.graph, None, self.batch)
 
 
 @dataclass(frozen=True)
@@ -113,9 +107,9 @@ class Feed(ABC):
         """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
         return self._joined(lambda inputs: inputs.outputs(model))
 
-    def states(self, model: nn.Module) -> Tensor:
+    def states(self, model: Any) -> Tensor:
         """States of all instances before the output layer."""
-        return self._joined(lambda inputs: inputs.states(model))
+        return self._joined(lambda inputs: inputs.outputs(model.embed))
 
     def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
         found = [ask(inputs) for inputs in self.passes()]
@@ -239,8 +233,6 @@ def embed_in_batches(
     The model is on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`); the graph is on
     `storage`, where the states are kept.
     """
-    if model.training:
-        raise UserError("model must be in evaluation mode: call model.eval() first")
     count = x.shape[0]
     chunks = [slice(i, min(i + batch_size, count)) for i in range(0, count, batch_size)]
     if graph is not None and not graph.num_edges:

@@ -230,7 +230,7 @@ class StackJournal:
         chosen = outputs[:, index]
         if self.metric.name in AT_ONCE and index.numel():
             return torch.vmap(lambda run: self.metric(run, targets))(chosen).double()
-        return torch.stack([ONE_PROCESS.score(self.metric, run, targets).double() for run in chosen])
+        return torch.stack([self.metric(run, targets).double() for run in chosen])
 
     def all_stopped(self) -> bool:
         """Whether all runs have stopped; this waits for the device."""

@@ -287,10 +287,11 @@ class Trainer:
     @cached_property
     def _recorded(self) -> RecordedEpoch | None:
         """The epoch as a CUDA graph; None if it cannot be recorded."""
-        if self.device.type != "cuda" or self.optimizer is None or self.penalty is not None:
+        if not isinstance(self.feed, NodesFeed) or self.task.num_nodes > LARGEST:
             return None
-        small = isinstance(self.feed, NodesFeed) and self.task.num_nodes <= LARGEST
-        if not small or not find(self.config.model).stackable:  # other models may read a value from the device
+        # Models that cannot be stacked, and penalties, may read a value from the device.
+        simple = self.optimizer is not None and self.penalty is None and find(self.config.model).stackable
+        if self.device.type != "cuda" or not simple:
             return None
         try:
             return RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)

@@ -52,7 +52,7 @@ class OneProcess:
         pass
 
     def score(self, metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-        return metric(outputs, targets) if targets.shape[0] else outputs.new_full((), math.nan)
+        return metric(outputs, targets)
 
 
 ONE_PROCESS = OneProcess()
@@ -70,6 +70,8 @@ class Metric:
     adds: bool = True  # whether counts of two sets of rows add up; ROC-AUC needs the order of all scores
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if not targets.shape[0]:
+            return outputs.new_full((), math.nan)
         # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 

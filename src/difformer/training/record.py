@@ -60,16 +60,17 @@ class Summary:
     """Mean and spread over the runs of one configuration."""
 
     results: tuple[dict[str, Any], ...]  #: One `RunRecord.result` per run.
-    metric: str  #: Name of the metric that is reported.
-    higher_is_better: bool  #: Whether a larger metric is better.
     folder: Path | None = None  #: The run folder, if there is one.
     records: tuple[RunRecord, ...] = field(default=(), repr=False)  #: The runs that were trained in this process.
 
-    @staticmethod
-    def of(results: Sequence[dict[str, Any]], folder: Path | None = None, records: Sequence[RunRecord] = ()) -> Summary:
-        """The summary of at least one run."""
-        metric = find_metric(results[0]["metric"])
-        return Summary(tuple(results), metric.name, metric.higher_is_better, folder, tuple(records))
+    @property
+    def metric(self) -> str:
+        """Name of the metric that is reported."""
+        return str(self.results[0]["metric"])
+
+    @property
+    def higher_is_better(self) -> bool:
+        return find_metric(self.metric).higher_is_better
 
     @property
     def complete(self) -> bool:

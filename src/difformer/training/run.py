@@ -175,7 +175,7 @@ def summarised(
     results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord]
 ) -> Summary:
     """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
-    summary = Summary.of(results, path, records) if results else None
+    summary = Summary(tuple(results), path, tuple(records)) if results else None
     if summary is None or not summary.complete or len(results) < runs:
         raise TrainingInterrupted(summary, str(path or ""))
     return summary

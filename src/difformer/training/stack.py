@@ -5,10 +5,9 @@ runs; whatever changes a shape or the order of operations may not. Each run has 
 and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a GPU
 idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
-`torch.vmap` runs the model's own code on all runs at once. Hyper-parameters that differ are tensors with one value per
-run, which replace the modules' plain attributes during the pass. Nothing is read from the device during an epoch, only
-by callbacks and early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
-(`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+`torch.vmap` runs the model's own code on all runs at once, with hyper-parameters that differ as tensors of one value
+per run. Only callbacks and early stopping read from the device, so an epoch is a fixed list of kernels, which a GPU
+records (`difformer.training.cuda_graph`): launching it takes longer than executing it.
 """
 
 from __future__ import annotations
@@ -111,8 +110,6 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
-    if beyond := [run.split for run in runs if not 0 <= run.split < len(task.splits)]:
-        raise UserError(f"split {beyond[0]} of a run: task {task.name!r} has {len(task.splits)} splits")
     differ = ((name, other.get(name)) for other in others for name in common if other.get(name) != common[name])
     if not reason and (found := next(differ, None)):
         reason = f"{found[0]} is {common[found[0]]!r} in one of them and {found[1]!r} in another"
@@ -369,8 +366,8 @@ class StackTrainer:
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
-            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-            flat = self._join(leaves, parts)
+            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            flat = torch.cat([part.reshape(len(self.runs), -1) for part in parts], 1)
             gradient = flat if gradient is None else gradient.add_(flat)
             if step.update:
                 if self.config.gradient_clip is not None:
@@ -384,15 +381,6 @@ class StackTrainer:
             index, targets = group.parts["train"]
             step = dataclasses.replace(step, rows=index, targets=targets)
         return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)
-
-    def _join(self, leaves: dict[str, Tensor], parts: Sequence[Tensor | None]) -> Tensor:
-        """Gradients as rows ``[runs, P]``."""
-        pairs = list(zip(leaves.values(), parts, strict=True))
-        if any(part is None for part in parts) and self.optimizer.weight_decay.shape[1] == 1:
-            # Parameters without a gradient do not decay either.
-            known = [torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs]
-            self.optimizer.weight_decay = self.optimizer.weight_decay * torch.cat(known)
-        return torch.cat([(torch.zeros_like(x) if g is None else g).reshape(len(self.runs), -1) for x, g in pairs], 1)
 
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:

@@ -26,7 +26,7 @@ from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
-from difformer.training.metrics import METRICS, ONE_PROCESS
+from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions
@@ -173,7 +173,7 @@ def evaluate(
         loaded = _load(folder, own, result["seed"], None, device)
         outputs, parts = loaded.outputs(), loaded.split.parts()
         values = {
-            metric.name: {part: float(ONE_PROCESS.score(metric, outputs[i], own.y[i])) for part, i in parts.items()}
+            metric.name: {part: float(metric(outputs[i], own.y[i])) for part, i in parts.items()}
             for metric in METRICS.values()
             if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series")
         }
