@@ -8,7 +8,6 @@ same.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -33,19 +32,12 @@ class NotRecordableError(RuntimeError):
     def __init__(self, cause: RuntimeError) -> None:
         first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
-        _report_once(str(self))
 
 
-_report_once = cache(logging.getLogger("difformer").warning)
-_side_stream = cache(torch.cuda.Stream)
-
-
+@cache  # libraries of linear algebra keep a workspace for each stream they see
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device that everything is recorded on.
-
-    A new one per model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
-    """
-    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+    """The stream of a device that everything is recorded on."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

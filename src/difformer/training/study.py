@@ -19,11 +19,11 @@ refused.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import statistics
 import threading
 import time
@@ -378,9 +378,8 @@ class _Study:
 
     def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
         """Shares trials among processes, each of which writes its own file and ends with this one."""
-        packed = io.BytesIO()
-        torch.save(dataclasses.replace(self, stacked=False, listener=None), packed)
-        given = (packed.getvalue(), left, jobs)
+        # As bytes: tensors among the arguments would be moved to shared memory, of which a container has little.
+        given = (pickle.dumps(dataclasses.replace(self, stacked=False, listener=None)), left, jobs)
         context = start_processes(_process, given, min(jobs, len(left)), join=False, daemon=True)
         try:
             while not context.join(timeout=0.5):
@@ -398,7 +397,7 @@ def _process(number: int, packed: bytes, left: Sequence[Work], jobs: int) -> Non
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    study = torch.load(io.BytesIO(packed), weights_only=False)  # written by the parent process a moment ago
+    study = pickle.loads(packed)  # by the parent process, a moment ago
     dataclasses.replace(study, number=number).work(left[number::jobs])
 
 
