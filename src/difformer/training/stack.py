@@ -201,19 +201,13 @@ class StackModel:
         parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def leaves(self) -> dict[str, Tensor]:
-        """The current parameters, to be differentiated; they share the memory of `flat`."""
-        return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
-
-    def outputs(
-        self, inputs: Any, parameters: Tensors, buffers: Tensors | None = None, keys: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def outputs(self, inputs: Any, flat: Tensor, buffers: Tensors, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
-        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change the current `buffers`.
+        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change `buffers`.
         """
         self._module.train(keys is not None)
-        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
+        whole = {**self.parameters(flat), **buffers, **self._fixed}
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -343,32 +337,31 @@ class StackTrainer:
         self._launched.add(due)
 
     def _turn_by_kernels(self, due: bool) -> None:
-        leaves, passed = self.model.leaves(), None
+        flat, passed = self.model.flat.detach().requires_grad_(), None  # in the same memory
         if self._one_pass:
             self.model.site = 0
-            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), leaves)
+            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), flat)
         if due:
             self.journal.measure(self._evaluate() if passed is None else passed[0].detach())
-        self._train(leaves, passed)
+        self._train(flat, passed)
         self.journal.clock += 1
 
-    def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _forward(self, step: Step, flat: Tensor) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
         with precision(self.device, self.config.precision):
-            return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
+            return self.model.outputs(step.inputs.outputs, flat, self.model.buffers, keys)
 
-    def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
+    def _train(self, flat: Tensor, passed: tuple[Tensor, Tensor] | None) -> None:
         recorded = torch.zeros(len(self.runs), device=self.device)
         gradient: Tensor | None = None
         self.model.site = 0
         for step in self.feed.steps(self.epoch + 1):
-            outputs, penalty = self._forward(step, leaves) if passed is None else passed
+            outputs, penalty = self._forward(step, flat) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
-            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            flat = torch.cat([part.reshape(len(self.runs), -1) for part in parts], 1)
-            gradient = flat if gradient is None else gradient.add_(flat)
+            (found,) = torch.autograd.grad(total, flat)
+            gradient = found if gradient is None else gradient.add_(found)
             if step.update:
                 if self.config.gradient_clip is not None:
                     clip_gradients(gradient, self.config.gradient_clip)
@@ -383,10 +376,10 @@ class StackTrainer:
         return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)
 
     @torch.no_grad()
-    def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        parameters = self.model.parameters(self.model.flat if flat is None else flat)
+    def _evaluate(self, flat: Tensor | None = None, buffers: Tensors | None = None) -> Tensor:
+        state = (self.model.flat, self.model.buffers) if flat is None or buffers is None else (flat, buffers)
         with precision(self.device, self.config.precision):
-            return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
+            return self.model.outputs(self.feed.outputs, *state)[0].float()
 
     def records(self, status: Status) -> list[Ended]:
         """One per run, in their order."""
