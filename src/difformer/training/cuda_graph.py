@@ -58,11 +58,7 @@ class Recorder:
         self._pool: Any = None  # memory is shared on one stream only
 
     def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The work, recorded but not executed.
-
-        It must have been done before, so that caches are filled: what is made now has no values before the first
-        replay, and never any if recording fails.
-        """
+        """The work, recorded but not executed; it must have been done before, so that no cache is filled now."""
         # The stream that torch chooses by itself belongs to the first device that anything was recorded on: work on
         # other devices would be done at once, and be missing from the graph. If recording fails, torch stays on its
         # stream; the outer context returns to the current one.

@@ -155,8 +155,7 @@ class BatchesFeed(Feed):
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
         self._chunked: bool | None = None  # whether evaluations go in chunks; decided once, so that all are alike
-        self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
-        self._graph: Graph | None = None
+        self._stored: tuple[torch.device, Graph | None] | None = None  # where chunks keep all states, and the graph
 
     def steps(self, epoch: int) -> Iterator[Step]:
         for batch in self.partitions.epoch(epoch):
@@ -174,13 +173,14 @@ class BatchesFeed(Feed):
     def states(self, model: nn.Module) -> Tensor:
         if not self._in_chunks(model):
             return super().states(model)
-        if self._storage is None:  # the whole graph is moved and normalised once
+        known = self.partitions  # whose edges may be on the device already
+        if self._stored is None:  # the whole graph is moved and normalised once
             needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
-            self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
-            known = self.partitions  # whose edges may be on the device already
-            self._graph = graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, self._storage)
-        places: dict[str, Any] = {"device": self.device, "storage": self._storage}
-        return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
+            place = self.device if has_room(self.device, needed) else torch.device("cpu")
+            self._stored = place, graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, place)
+        storage, graph = self._stored
+        rows = self._rows(model)
+        return embed_in_batches(model, known.x, graph, batch_size=rows, device=self.device, storage=storage)
 
     def _rows(self, model: Any) -> int:
         """Rows per chunk of an evaluation; if summaries are sums, small chunks save nothing and cost time."""

@@ -234,9 +234,7 @@ class Trainer:
         if self._recorded is not None:
             return self._recorded.train(self.epoch + 1)
         self.model.train()
-        step = next(self.feed.steps(self.epoch + 1))
-        with dropout_key(self.seed, self.epoch + 1, rows=step.numbers):
-            return self._forward(step)
+        return self._forward(next(self.feed.steps(self.epoch + 1)))  # without dropout, see `acts_alike`
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode; to be used before the next pass."""

@@ -191,16 +191,18 @@ def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 _CLASSES = ("multiclass", "multilabel")
 _ratio: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
-_METRICS = (
-    Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
-    Metric("rocauc", True, _CLASSES, rocauc, adds=False),
-    Metric("f1", True, _CLASSES, class_counts, _f1_macro),
-    Metric("f1-micro", True, _CLASSES, class_counts, lambda counts: 2 * counts[0].sum() / counts[1:3].sum()),
-    Metric("mse", False, ("regression",), lambda o, y: _total(_known_errors(o, y).square()), _ratio),
-    Metric("mae", False, ("regression",), lambda o, y: _total(_known_errors(o, y).abs()), _ratio),
-    Metric("broadcast-mse", False, ("regression",), lambda o, y: _total(broadcast_errors(o, y)), _ratio),
-)
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
+        Metric("rocauc", True, _CLASSES, rocauc, adds=False),
+        Metric("f1", True, _CLASSES, class_counts, _f1_macro),
+        Metric("f1-micro", True, _CLASSES, class_counts, lambda counts: 2 * counts[0].sum() / counts[1:3].sum()),
+        Metric("mse", False, ("regression",), lambda o, y: _total(_known_errors(o, y).square()), _ratio),
+        Metric("mae", False, ("regression",), lambda o, y: _total(_known_errors(o, y).abs()), _ratio),
+        Metric("broadcast-mse", False, ("regression",), lambda o, y: _total(broadcast_errors(o, y)), _ratio),
+    )
+}
 ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 

@@ -12,9 +12,9 @@
       result.json          best epoch and its metrics; written last, so a seed that has it is done
       checkpoint.safetensors  where to resume, while it is not
 
-Every file is written beside its place, flushed and renamed into it; the folder itself appears with its configuration
-already inside. Nothing is pickled. A folder may come from elsewhere: links that lead out of it, weights and predictions
-that are not those of their seed, and files that do not have the expected form are refused.
+Every file is written beside its place and renamed into it; the folder appears with its configuration already inside.
+A folder may come from elsewhere: links that lead out of it, weights and predictions that are not those of their seed,
+and files that do not have the expected form are refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -237,9 +237,7 @@ class RunFolder:
             config = TrainConfig.from_dict({**training, "model": model["name"], "options": model["options"]})
             source = TaskSource.from_dict(data["source"]) if "source" in data else None
             return RunFolder(path, config, tuple(run["seeds"]), run["stacked"], source, about)
-        except RecursionError:
-            raise RunFolderError(f"{path / CONFIG} cannot be used: its tables are nested too deeply") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunFolderError(f"{path / CONFIG} cannot be used: {type(error).__name__}: {error}") from error
 
     @property

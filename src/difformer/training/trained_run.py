@@ -31,7 +31,6 @@ from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions
 from difformer.training.run_folder import CONFIG, RunFolder
-from difformer.zoo.model_catalogue import REMOVED
 from difformer.zoo.model_registry import find
 
 
@@ -156,10 +155,9 @@ def _check_known(folder: RunFolder) -> None:
         try:
             lookup(name)
         except UserError as error:
-            first = f"if it is your own, import the code that registers it first (difformer.register_{what})"
-            said = f"the {what} {name!r} of this run is not known here; {first}"
-            known = ":" in name or name in REMOVED  # the error says all
-            raise RunFolderError(f"{folder.path / CONFIG}: {error if known else said}") from error
+            advice = f"if it is your own, import the code that registers it first (difformer.register_{what})"
+            problem = f"the {what} {name!r} of this run is not known here; {advice}. {error}"
+            raise RunFolderError(f"{folder.path / CONFIG}: {problem}") from error
 
 
 def evaluate(
