@@ -43,7 +43,7 @@ from difformer.zoo import find, options_of
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
 RATES = ("learning_rate", "weight_decay")
-# Entries of one run's states, and of its pairs, from which on it keeps a device busy by itself.
+# Numbers in one run's states, and in its pairs, above which a single run keeps the device busy.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
 Tensors = Mapping[str, Tensor]

@@ -64,7 +64,7 @@ Work = tuple[str, int]  # a trial to be made: of which model, and its number
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a study about one model; two calls with equal questions share a study."""
+    """What a study searches for one model; two calls with equal questions share a study."""
 
     model: str
     space: Space  # what competes, and what is fixed
@@ -118,7 +118,7 @@ class Question:
         return planned[number] if number < len(planned) else _proposed(self, number, known, higher_is_better)
 
     def written(self, task: Task) -> dict[str, Any]:
-        """The question as the study's folder keeps it."""
+        """The question as it is stored in the folder of the study."""
         document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
         document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
         if self.first:

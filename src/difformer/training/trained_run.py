@@ -1,4 +1,4 @@
-"""A trained run, put to use: measure it again, predict, embed, show its energy; for its own instances and new ones.
+"""Using a trained run: evaluate, predict, embed and measure the energy of its own instances or of new ones.
 
 Everything is read from the run folder; a run on a task object needs that object again.
 """
@@ -55,7 +55,7 @@ class Loaded:
     new: int | None = None  # number of the first new instance, or None
 
     def outputs(self) -> Tensor:
-        """Of all instances, on the CPU."""
+        """Outputs of all instances, on the CPU."""
         return self._passed(self.feed.outputs)
 
     def states(self) -> Tensor:
