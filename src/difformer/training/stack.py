@@ -229,9 +229,8 @@ class StackModel:
 
     def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
-        row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
-        row |= {name: value[run] for name, value in buffers.items()}
-        return {name: row[name].detach().cpu().clone() for name in self.names}
+        rows = {**self.parameters(flat), **buffers}
+        return {name: rows[name][run].detach().cpu().clone() for name in self.names}
 
 
 class StackTrainer:
