@@ -8,8 +8,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -40,16 +39,6 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@contextmanager
-def _recordable() -> Iterator[None]:
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise NotRecordableError(error) from error
-
-
 class Recorder:
     """Records work to be replayed, in memory that all pieces share: no piece may read what another has left there."""
 
@@ -64,8 +53,13 @@ class Recorder:
         # stream; the outer context returns to the current one.
         graph, stream = torch.cuda.CUDAGraph(), side_stream(self._device)
         current = torch.cuda.stream(torch.cuda.current_stream(stream.device))
-        with _recordable(), current, torch.cuda.graph(graph, self._pool, stream):
-            work()
+        try:
+            with current, torch.cuda.graph(graph, self._pool, stream):
+                work()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise NotRecordableError(error) from error
         self._pool = graph.pool()
         return graph
 
@@ -99,7 +93,7 @@ class RecordedEpoch:
         try:
             side, recorder = side_stream(device), Recorder(device)
             side.wait_stream(torch.cuda.current_stream(device))
-            with _recordable(), torch.cuda.stream(side):
+            with torch.cuda.stream(side):
                 for _ in range(WARM_UP):
                     train()
                     evaluate()

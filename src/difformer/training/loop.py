@@ -27,7 +27,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import PARTS, Journal, parts_of
+from difformer.training.journal import NOTHING, PARTS, Journal, parts_of
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -275,8 +275,8 @@ class Trainer:
             if facts["device"] == self.device.type:
                 set_rng_state(self.device, list(snapshot.part("rng").values()))
             self.epoch, self.seconds = snapshot.epoch, float(facts["seconds"])
-            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"]
-            journal.best = None if known is None else {part: float(known[part]) for part in PARTS}
+            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"] or NOTHING
+            journal.best = {part: float(known[part]) for part in PARTS}
             rows = facts["history"]
             journal.history = [{**row, "epoch": int(row["epoch"]), "loss": float(row["loss"])} for row in rows]
         except (RuntimeError, LookupError, TypeError, ValueError) as error:

@@ -133,12 +133,11 @@ class Predictions:
     @staticmethod
     def of(task: Task, outputs: Tensor, split: Split | None = None) -> Predictions:
         """The predictions for all instances of a task."""
-        part = [""] * task.num_instances
-        for name, index in (split.parts() if split is not None else {}).items():
-            for i in index.tolist():
-                part[i] = name
+        part = np.full(task.num_instances if split else 0, "", dtype=object)
+        for name, index in (split.parts() if split else {}).items():
+            part[index] = name
         names = () if task.kind == "series" else task.instance_names
-        return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part) if split else ())
+        return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part))
 
     def probabilities(self) -> Tensor:
         """Probabilities of classes or columns; for a regression the values themselves."""
