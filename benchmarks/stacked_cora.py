@@ -45,7 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--no-norm", action="store_true", help="without LayerNorm")
-    parser.add_argument("--chunk", type=int, default=None, help="most runs trained as one")
     parser.add_argument("--check", type=int, default=0, help="runs to train again, alone")
     parser.add_argument("--profile", action="store_true", help="print a profile of a few epochs instead")
     parser.add_argument("--tf32", action="store_true", help="matrix products in TF32")
@@ -72,7 +71,7 @@ def main() -> None:
     print(f"{task.name}: {task.protocol}\n{describe(device)}, torch {torch.__version__}")
     print(f"{len(points)} settings × {given.splits} splits = {len(runs)} runs, {given.epochs} epochs")
     if given.profile:
-        profile(task, runs, device, given.chunk)
+        profile(task, runs, device)
         return
     # Libraries and kernels are loaded at first use, which is nobody's training time.
     train_stacked(task, [replace(run, config=run.config.replace(epochs=2)) for run in runs[:2]], device)
@@ -80,7 +79,7 @@ def main() -> None:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    results = train_stacked(task, runs, device, chunk=given.chunk)
+    results = train_stacked(task, runs, device)
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / given.epochs:.1f} ms per epoch, {seconds / len(runs):.3f} s per run")
     if device.type == "cuda":
@@ -126,7 +125,7 @@ def check(
         )
 
 
-def profile(task: Task, runs: list[Run], device: torch.device, chunk: int | None) -> None:
+def profile(task: Task, runs: list[Run], device: torch.device) -> None:
     """Where the time goes, in kernels and in calls."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
@@ -134,7 +133,7 @@ def profile(task: Task, runs: list[Run], device: torch.device, chunk: int | None
     train_stacked(task, runs[:2], device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with record(activities=activities) as found:
-        train_stacked(task, runs, device, chunk=chunk)
+        train_stacked(task, runs, device)
     order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
     print(found.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=70))
 

@@ -341,7 +341,7 @@ class Interrupt:
 
 
 @pytest.mark.parametrize(("stacked", "name"), [(False, "seed-0/checkpoint.safetensors"), (True, "stack.safetensors")])
-def test_a_checkpoint_that_was_changed_is_noticed_and_one_of_version_0_1_is_resumed(tmp_path, stacked, name):
+def test_a_checkpoint_that_was_changed_is_noticed(tmp_path, stacked, name):
     config = CONFIG.replace(epochs=5, checkpoint_every=1)
     with pytest.raises(KeyboardInterrupt):
         fit(blocks(), config, seeds=2, out=tmp_path / "run", device="cpu", stacked=stacked, callbacks=[Interrupt()])
@@ -354,18 +354,13 @@ def test_a_checkpoint_that_was_changed_is_noticed_and_one_of_version_0_1_is_resu
     with pytest.raises(RunFolderError, match="damaged: its content is not what was written; delete it to train"):
         resume(tmp_path / "run", task=blocks(), device="cpu")
     without = {key: value for key, value in metadata.items() if key != "hash"}
-    moments = [key for key in tensors if "exp_avg" in key or key == "optimizer.mean"]
-    assert moments
-    for key in moments:
-        save_file({**tensors, key: tensors[key][:0]}, path, without)
-        with pytest.raises(
-            RunFolderError, match=f"{re.escape(name)}: the checkpoint is of another model.*delete it to"
-        ):
-            resume(tmp_path / "run", task=blocks(), device="cpu")
-    save_file(tensors, path, {**without, "difformer": without["difformer"].replace('"format": 1', '"format": "x"')})
+    save_file(tensors, path, without)
+    with pytest.raises(RunFolderError, match=f"{re.escape(name)}: damaged.*delete it to train"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    save_file(tensors, path, {**metadata, "difformer": metadata["difformer"].replace('"format": 1', '"format": "x"')})
     with pytest.raises(RunFolderError, match="not a checkpoint of a training run"):
         resume(tmp_path / "run", task=blocks(), device="cpu")
-    save_file(tensors, path, without)
+    save_file(tensors, path, metadata)
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
 
 

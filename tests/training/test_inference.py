@@ -192,11 +192,6 @@ def test_double_precision_stays():
         torch.testing.assert_close(states, net.embed(x.double(), graph), atol=1e-12, rtol=1e-12)
 
 
-def test_a_model_in_training_is_refused():
-    with pytest.raises(ValueError, match=r"call model\.eval"):
-        embed_in_batches(model().train(), inputs()[0], None, batch_size=10, device=CPU, storage=CPU)
-
-
 def test_batches_of_training_hold_their_own_edges_and_labels():
     x, graph = inputs()
     y = torch.arange(103) % 3

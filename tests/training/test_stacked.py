@@ -12,7 +12,7 @@ from small_tasks import StackedSetting, blocks, many_labels, point_sets, runs_of
 from difformer.training import NonFiniteLossError, RunFolderError, TrainConfig, fit, resume, train_one
 from difformer.training import stack as stacked_module
 from difformer.training.checkpoint import Snapshot
-from difformer.training.devices import SHARE, chunks_that_fit, saved_bytes
+from difformer.training.devices import saved_bytes
 from difformer.training.journal import StackJournal
 from difformer.training.optimizer import StackedAdam, clip_gradients
 from difformer.training.stack import StackTrainer, apart, faster, unstackable
@@ -148,14 +148,7 @@ def test_a_diverging_seed_of_a_stack_ends_the_fit(tmp_path):
         fit(blocks(), config, seeds=2, stacked=True, out=tmp_path / "run", device="cpu")
 
 
-def test_chunks_do_not_change_results():
-    task, config = blocks(), TrainConfig(epochs=4, options=OPTIONS)
-    whole = train_stacked(task, DIFFERENT, config, "cpu")
-    for record, other in zip(train_stacked(task, DIFFERENT, config, "cpu", chunk=3), whole, strict=True):
-        assert_same_run(record, other, 1e-5)
-
-
-def test_a_chunk_that_does_not_fit_is_halved(monkeypatch):
+def test_a_stack_that_does_not_fit_is_halved(monkeypatch):
     task, config = blocks(), TrainConfig(epochs=3, options=OPTIONS)
     expected = train_stacked(task, DIFFERENT, config, "cpu")
     train, sizes = StackTrainer.run, []
@@ -232,19 +225,17 @@ def test_stacked_adam_is_torchs_adam_on_every_row(decoupled):
     start, gradients = torch.randn(3, 7, generator=g), torch.randn(20, 3, 7, generator=g)
     rates, decays = torch.tensor([0.1, 0.01, 0.03]), torch.tensor([0.0, 0.5, 0.01])
     stack = start.clone()
-    columns = torch.tensor([1.0] * 5 + [0.0] * 2)  # the last two never have a gradient
     adam = StackedAdam(stack, decays, decoupled=decoupled)
-    adam.weight_decay = adam.weight_decay * columns
     for gradient in gradients:
-        adam.step(gradient * columns, rates)
+        adam.step(gradient.clone(), rates)
     for row in range(3):
-        used, unused = start[row, :5].clone().requires_grad_(), start[row, 5:].clone().requires_grad_()
+        alone = start[row].clone().requires_grad_()
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-        optimizer = kind([used, unused], lr=float(rates[row]), weight_decay=float(decays[row]))
+        optimizer = kind([alone], lr=float(rates[row]), weight_decay=float(decays[row]))
         for gradient in gradients:
-            used.grad = gradient[row, :5].clone()
+            alone.grad = gradient[row].clone()
             optimizer.step()
-        torch.testing.assert_close(stack[row], torch.cat([used, unused]).detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stack[row], alone.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_clipped_row_by_row():
@@ -253,24 +244,10 @@ def test_gradients_are_clipped_row_by_row():
     torch.testing.assert_close(gradient, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("runs", "each", "free", "most"), [(216, 3, 100, None), (5, 1000, 10, None), (10, 1, 10**9, 4)]
-)
-def test_chunks_fit_and_are_even(runs, each, free, most):
-    sizes = chunks_that_fit(runs, each, free, most)
-    assert sum(sizes) == runs
-    assert max(sizes) - min(sizes) <= 1
-    assert all(size == 1 or size * each <= SHARE * free for size in sizes)
-    assert all(size <= (most or runs) for size in sizes)
-
-
 def test_memory_is_measured():
     x = torch.randn(1000, requires_grad=True)
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000
-    runs, hyper = stacked_module._checked(blocks(), runs_of(DIFFERENT, TrainConfig(options=OPTIONS)))
-    two, four = (StackTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
-    assert four == pytest.approx(two, rel=0.3)
 
 
 def test_a_measured_pass_leaves_no_memory_behind():
@@ -316,8 +293,6 @@ def test_what_cannot_be_stacked_says_why():
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match=r"graph_weight is None in one of them and 0\.5 in another"):
         train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
-    with pytest.raises(ValueError, match="split 7 of a run: task 'blocks' has 2 splits"):
-        train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
         train_stacked(blocks(), [StackedSetting(step_size=0.5)], TrainConfig(model="mlp"), "cpu")
     assert train_stacked(blocks(), [], config, "cpu") == []
@@ -432,12 +407,20 @@ def test_a_checkpoint_of_another_stack_is_refused(tmp_path):
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
 
 
-def test_a_stack_in_chunks_says_that_it_starts_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(stacked_module, "chunks_that_fit", lambda runs, *rest: [1] * runs)
-    told = interrupted(tmp_path / "run", TrainConfig(options={"hidden_channels": 8}, epochs=8), 3)
-    assert "have no checkpoints" in told
-    assert "from their first epoch" in told
+def test_an_interrupted_stack_in_halves_is_trained_again(tmp_path, monkeypatch):
+    settings, train = TrainConfig(options={"hidden_channels": 8}, epochs=8), StackTrainer.run
+
+    def short_of_memory(self, *given):
+        if len(self.runs) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return train(self, *given)
+
+    monkeypatch.setattr(StackTrainer, "run", short_of_memory)
+    interrupted(tmp_path / "run", settings, 3)
+    assert not (tmp_path / "run/stack.safetensors").exists()
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
+    fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_a_run_that_has_stopped_is_not_changed_by_later_epochs(monkeypatch):

@@ -240,10 +240,6 @@ def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
     tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
     with pytest.raises(ValueError, match=r"study of mlp with runs=1 \(now 2\)"):
         tune(iris, Question("mlp", SPACE, runs=2), trials=1, out=tmp_path)
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/study.db").write_text("")
-    with pytest.raises(ValueError, match="study of an earlier version"):
-        tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path / "old")
 
 
 def test_a_locked_folder_is_refused(iris, tmp_path):

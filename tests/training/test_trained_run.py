@@ -5,6 +5,7 @@ import pytest
 import torch
 from small_tasks import blocks, point_sets, series
 
+from difformer.data import Split
 from difformer.training import RunFolderError, TrainConfig, embed, energy, evaluate, fit, load_run, predict
 
 CONFIG = TrainConfig(options={"hidden_channels": 8}, epochs=10, learning_rate=0.05)
@@ -91,6 +92,19 @@ def test_new_snapshots_and_new_graphs(runs):
     )
     with pytest.raises(ValueError, match="new graphs are given as a task of their own"):
         predict(runs["sets"].folder, sets.x, task=sets)
+
+
+def test_new_snapshots_with_graphs_of_their_own_are_a_task(tmp_path):
+    task = series(graphs="many")
+    summary = fit(task, CONFIG.replace(epochs=1), seeds=1, out=tmp_path / "run", device="cpu")
+    some = dataclasses.replace(
+        task, x=task.x[3:5], y=task.y[3:5], edge_index=task.edge_index[3:5], edge_weight=task.edge_weight[3:5],
+        splits=(Split("new", *[torch.empty(0, dtype=torch.long)] * 3),),
+    )  # fmt: skip
+    made = predict(summary.folder, on=some, task=task, device="cpu").outputs
+    torch.testing.assert_close(made, predict(summary.folder, task=task, device="cpu").outputs[3:5])
+    with pytest.raises(ValueError, match=r"graphs of their own are given as a task: on="):
+        predict(summary.folder, task.x[3:5], task=task, device="cpu")
 
 
 def test_states_decode_to_predictions(runs):

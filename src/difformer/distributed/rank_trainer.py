@@ -37,7 +37,6 @@ from difformer.training.loop import Trainer
 from difformer.training.losses import Ratio, make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import build_model, prepared_model
-from difformer.training.randomness import isolated_rng
 
 
 def check_config(partition: Partition, config: TrainConfig) -> None:
@@ -54,8 +53,7 @@ def check_config(partition: Partition, config: TrainConfig) -> None:
             "metric broadcast-mse does not work over ranks; use accuracy, rocauc, f1, f1-micro, mse or mae",
             argument="metric",
         )
-    with isolated_rng(cpu):
-        model = build_model(task, config)
+    model = build_model(task, config)
     if not isinstance(model, DIFFormer):
         raise UserError(
             f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
@@ -93,8 +91,7 @@ def shares_batches(task: Task, config: TrainConfig) -> bool:
     """Whether ranks can share the batches of this configuration: a DIFFormer on graphs."""
     if task.kind != "graphs" or config.loss != "auto":
         return False
-    with isolated_rng(torch.device("cpu")):
-        model = build_model(task, config)
+    model = build_model(task, config)
     return isinstance(model, GraphLevel) and isinstance(model.encoder, DIFFormer)
 
 

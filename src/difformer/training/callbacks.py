@@ -76,18 +76,13 @@ class TrainingInterrupted(KeyboardInterrupt):
     """Training was stopped by Ctrl-C, after everything that can be saved was saved.
 
     `summary` has the results so far, None if no epoch had been evaluated yet; `folder` is the run folder to resume,
-    empty without one; `kept` says what was saved, what was not, and how to resume. A stack that did not fit into memory
-    as a whole has no checkpoint and starts `again`.
+    empty without one.
     """
 
-    def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
-        self.summary, self.folder, self.kept = summary, folder, ""
-        if folder:
-            self.kept = f"what there is was saved, continue with resume: {folder}"
-        if folder and again:
-            lost = "the results so far were saved, but these stacked seeds have no checkpoints"
-            self.kept = f"{lost}: continue with resume, which trains them again from their first epoch: {folder}"
-        super().__init__("training was interrupted" + (f"; {self.kept}" if self.kept else ""))
+    def __init__(self, summary: Summary | None, folder: str) -> None:
+        self.summary, self.folder = summary, folder
+        saved = f"; what there is was saved, continue with resume: {folder}" if folder else ""
+        super().__init__(f"training was interrupted{saved}")
 
 
 @contextmanager

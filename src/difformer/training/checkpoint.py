@@ -70,8 +70,7 @@ class Snapshot:
             raise CheckpointError(f"damaged, or not a checkpoint: {error}") from error
         if not isinstance(facts, dict) or type(facts.get("format")) is not int:
             raise CheckpointError("not a checkpoint of a training run")
-        # Checkpoints of version 0.1 have no hash.
-        if about.get("hash", expected := _digest(tensors, about["difformer"])) != expected:
+        if about.get("hash") != _digest(tensors, about["difformer"]):
             raise CheckpointError("damaged: its content is not what was written")
         if facts["format"] > FORMAT:
             raise CheckpointError(

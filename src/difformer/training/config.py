@@ -170,8 +170,11 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
         UserError: If a setting has no ``=``, is given twice, or is neither a field nor an option of the model.
     """
     from difformer.zoo import find, options_of
+    from difformer.zoo.model_registry import model_class, parameters_of
 
     known = {**_FIELDS, **options_of(model)}
+    annotations = {name: option.annotation for name, option in parameters_of(model_class(find(model))).items()}
+    annotations |= {name: about.type for name, about in _FIELDS.items()}
     found: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -188,8 +191,7 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
                 f"unknown setting {name!r}; {did_you_mean(name, known)}Training takes {', '.join(_FIELDS)}; model "
                 f"{model!r} takes {', '.join(options_of(model))}"
             )
-        named = text.strip().lower() == "none" and _takes_a_name(name, model)
-        found[name] = "none" if named else _parse_value(text)
+        found[name] = _parse_value(text, str(annotations.get(name)))
     fields, options = _divided(found)
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
     return fields, options
@@ -201,10 +203,10 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return fields, {key: value for key, value in settings.items() if key not in _FIELDS}
 
 
-def _parse_value(text: str) -> Any:
-    """A text as the value it looks like: a whole number, a number, true, false, none, or itself."""
+def _parse_value(text: str, annotation: str) -> Any:
+    """A text as the value it looks like; the word none is a name for a setting that takes texts alone."""
     text = text.strip()
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    words: dict[str, Any] = {"true": True, "false": False, "none": "none" if annotation == "str" else None}
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):
@@ -220,13 +222,3 @@ def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
     fields, options = _divided(settings)
     check_options(model, options)
     return TrainConfig(model=model, options=options, **fields)
-
-
-def _takes_a_name(setting: str, model: str) -> bool:
-    """Whether a setting is always a text, by its annotation: then the word none is a name, as in ``qk_norm=none``."""
-    from difformer.zoo.model_registry import find, model_class, parameters_of
-
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(TrainConfig)}
-    for name, parameter in parameters_of(model_class(find(model))).items():
-        kinds.setdefault(name, str(parameter.annotation))
-    return kinds.get(setting) == "str"

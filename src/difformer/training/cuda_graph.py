@@ -8,9 +8,7 @@ same.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,29 +31,12 @@ class NotRecordableError(RuntimeError):
     def __init__(self, cause: RuntimeError) -> None:
         first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
-        _report_once(str(self))
 
 
-_report_once = cache(logging.getLogger("difformer").warning)
-_side_stream = cache(torch.cuda.Stream)
-
-
+@cache  # libraries of linear algebra keep a workspace for each stream they see
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device that everything is recorded on.
-
-    A new one per model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
-    """
-    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
-
-
-@contextmanager
-def _recordable() -> Iterator[None]:
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise NotRecordableError(error) from error
+    """The stream of a device that everything is recorded on."""
+    return torch.cuda.Stream(device)
 
 
 class Recorder:
@@ -66,18 +47,19 @@ class Recorder:
         self._pool: Any = None  # memory is shared on one stream only
 
     def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The work, recorded but not executed.
-
-        It must have been done before, so that caches are filled: what is made now has no values before the first
-        replay, and never any if recording fails.
-        """
+        """The work, recorded but not executed; it must have been done before, so that no cache is filled now."""
         # The stream that torch chooses by itself belongs to the first device that anything was recorded on: work on
         # other devices would be done at once, and be missing from the graph. If recording fails, torch stays on its
         # stream; the outer context returns to the current one.
         graph, stream = torch.cuda.CUDAGraph(), side_stream(self._device)
         current = torch.cuda.stream(torch.cuda.current_stream(stream.device))
-        with _recordable(), current, torch.cuda.graph(graph, self._pool, stream):
-            work()
+        try:
+            with current, torch.cuda.graph(graph, self._pool, stream):
+                work()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise NotRecordableError(error) from error
         self._pool = graph.pool()
         return graph
 
@@ -111,7 +93,7 @@ class RecordedEpoch:
         try:
             side, recorder = side_stream(device), Recorder(device)
             side.wait_stream(torch.cuda.current_stream(device))
-            with _recordable(), torch.cuda.stream(side):
+            with torch.cuda.stream(side):
                 for _ in range(WARM_UP):
                     train()
                     evaluate()

@@ -1,4 +1,4 @@
-"""Where to train: a device by name, and how many runs fit into its memory."""
+"""Where to train: a device by name, its precision, and the memory that a pass keeps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from difformer.errors import UserError
-
-# Of the free memory: gradients in flight, and what the allocator cannot use because it lies in pieces.
-SHARE = 0.7
 
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
@@ -59,28 +56,12 @@ def saved_bytes(forward: Callable[[], object], besides: Iterable[Tensor] = ()) -
     # Storages are held until they are counted: memory that was given back could be counted as another's.
     found: dict[int, torch.UntypedStorage] = {}
 
-    def pack(x: Tensor) -> None:
-        # Nothing is handed on to a backward pass. A tensor that was would be its own owner if it is a result of the
-        # operation that saves it, and never be freed.
+    def pack(x: Tensor) -> None:  # keeps nothing: an operation that saved its own result would never be freed
         if x.layout == torch.strided:
-            storage = x.untyped_storage()
-            found[storage.data_ptr()] = storage
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage()
 
-    def unpack(_: None) -> Tensor:
-        raise RuntimeError("this pass was made to be measured: nothing was kept for its gradient")
-
-    with saved_tensors_hooks(pack, unpack):
+    with saved_tensors_hooks(pack, lambda nothing: nothing):
         forward()
     for tensor in besides:
         found.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(storage.nbytes() for storage in found.values())
-
-
-def chunks_that_fit(runs: int, bytes_each: int, free: int, most: int | None = None) -> list[int]:
-    """Sizes of chunks of about equal length, as few as `free` bytes allow; none larger than `most`."""
-    if runs < 1:
-        return []
-    fitting = max(1, int(SHARE * free / max(1, bytes_each)))
-    size = min(fitting, runs, most or runs)
-    count = -(-runs // size)
-    return [runs // count + (chunk < runs % count) for chunk in range(count)]

@@ -31,7 +31,6 @@ from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, Sna
 from difformer.data.knn import knn_graph
 from difformer.data.sparse_features import take_rows
 from difformer.data.task import update_digest
-from difformer.errors import UserError
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.kernels.rows import LayerNorm
@@ -63,16 +62,11 @@ class Inputs:
     batch: Segments | None = None
     context: Context | None = None  # who sends, in place of graph and batch, for a DIFFormer
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self._ask(model)
-
-    def states(self, model: Any) -> Tensor:
-        return self._ask(model.embed)
-
-    def _ask(self, pass_of: Callable[..., Tensor]) -> Tensor:
+    def outputs(self, model: Callable[..., Tensor]) -> Tensor:
+        """What a model, or its `embed`, makes of them."""
         if self.context is not None:
-            return pass_of(self.x, context=self.context)
-        return pass_of(self.x, self.graph, None, self.batch)
+            return model(self.x, context=self.context)
+        return model(self.x, self.graph, None, self.batch)
 
 
 @dataclass(frozen=True)
@@ -113,9 +107,9 @@ class Feed(ABC):
         """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
         return self._joined(lambda inputs: inputs.outputs(model))
 
-    def states(self, model: nn.Module) -> Tensor:
+    def states(self, model: Any) -> Tensor:
         """States of all instances before the output layer."""
-        return self._joined(lambda inputs: inputs.states(model))
+        return self._joined(lambda inputs: inputs.outputs(model.embed))
 
     def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
         found = [ask(inputs) for inputs in self.passes()]
@@ -161,8 +155,7 @@ class BatchesFeed(Feed):
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
         self._chunked: bool | None = None  # whether evaluations go in chunks; decided once, so that all are alike
-        self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
-        self._graph: Graph | None = None
+        self._stored: tuple[torch.device, Graph | None] | None = None  # where chunks keep all states, and the graph
 
     def steps(self, epoch: int) -> Iterator[Step]:
         for batch in self.partitions.epoch(epoch):
@@ -180,13 +173,14 @@ class BatchesFeed(Feed):
     def states(self, model: nn.Module) -> Tensor:
         if not self._in_chunks(model):
             return super().states(model)
-        if self._storage is None:  # the whole graph is moved and normalised once
+        known = self.partitions  # whose edges may be on the device already
+        if self._stored is None:  # the whole graph is moved and normalised once
             needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
-            self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
-            known = self.partitions  # whose edges may be on the device already
-            self._graph = graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, self._storage)
-        places: dict[str, Any] = {"device": self.device, "storage": self._storage}
-        return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
+            place = self.device if has_room(self.device, needed) else torch.device("cpu")
+            self._stored = place, graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, place)
+        storage, graph = self._stored
+        rows = self._rows(model)
+        return embed_in_batches(model, known.x, graph, batch_size=rows, device=self.device, storage=storage)
 
     def _rows(self, model: Any) -> int:
         """Rows per chunk of an evaluation; if summaries are sums, small chunks save nothing and cost time."""
@@ -239,8 +233,6 @@ def embed_in_batches(
     The model is on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`); the graph is on
     `storage`, where the states are kept.
     """
-    if model.training:
-        raise UserError("model must be in evaluation mode: call model.eval() first")
     count = x.shape[0]
     chunks = [slice(i, min(i + batch_size, count)) for i in range(0, count, batch_size)]
     if graph is not None and not graph.num_edges:

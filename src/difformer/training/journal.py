@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from difformer.training.stack import StackModel
 
 PARTS = ("train", "valid", "test")
-NOTHING = dict.fromkeys(PARTS, math.nan)
 Measured = dict[str, float]
+NOTHING: Measured = dict.fromkeys(PARTS, math.nan)
 AT_ONCE = ("accuracy", "broadcast-mse")  # metrics that `vmap` can take: no shape depends on data
 RECORDABLE = (*AT_ONCE, "rocauc")  # metrics that never wait for a value, so that an evaluation can be recorded
 LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two checks whether all runs have stopped
@@ -85,7 +85,7 @@ class Journal:
         self.losses_of, self.rows_of = trainer.ranks, trainer.ranks if trainer.spread else ONE_PROCESS
         self.chooses = metric.check(self.parts["valid"][1], trainer.task.num_outputs, self.rows_of)
         self.best_epoch = 0
-        self.best: Measured | None = None
+        self.best = NOTHING
         self.history: list[Row] = []
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
 
@@ -114,8 +114,7 @@ class Journal:
 
     def judge(self, epoch: int, measured: Measured) -> bool:
         """Whether the epoch is the best so far; without a validation part the last one is."""
-        known = (self.best or NOTHING)["valid"]
-        if self.chooses and not improves(measured["valid"], known, self.metric.higher_is_better):
+        if self.chooses and not improves(measured["valid"], self.best["valid"], self.metric.higher_is_better):
             return False
         self.best_epoch, self.best = epoch, measured
         return True
@@ -138,13 +137,12 @@ class Journal:
 
     def event(self, epoch: int, seconds: float, measured: Measured) -> EpochEvent:
         """The epoch as an event for callbacks."""
-        loss, best = self.history[-1]["loss"], self.best or NOTHING
-        numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, best["valid"], best["test"]]
-        return EpochEvent(self.seed, self.split.name, epoch, self.epochs, loss, *numbers)
+        numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, self.best["valid"], self.best["test"]]
+        return EpochEvent(self.seed, self.split.name, epoch, self.epochs, self.history[-1]["loss"], *numbers)
 
     def record(self, **more: Any) -> RunRecord:
         """The run as a record."""
-        return _record(self.seed, self.split, self.metric, self.best_epoch, self.best or NOTHING, self.history, **more)
+        return _record(self.seed, self.split, self.metric, self.best_epoch, self.best, self.history, **more)
 
 
 def _record(
@@ -230,7 +228,7 @@ class StackJournal:
         chosen = outputs[:, index]
         if self.metric.name in AT_ONCE and index.numel():
             return torch.vmap(lambda run: self.metric(run, targets))(chosen).double()
-        return torch.stack([ONE_PROCESS.score(self.metric, run, targets).double() for run in chosen])
+        return torch.stack([self.metric(run, targets).double() for run in chosen])
 
     def all_stopped(self) -> bool:
         """Whether all runs have stopped; this waits for the device."""

@@ -5,24 +5,21 @@ Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the trainin
 batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient is the evaluation of θ_e, and an
 epoch costs one forward and one backward pass in all.
 
-**What is deterministic.** Initialisation, dropout and batches follow from seed and epoch, the same on every device
-(`difformer.training.randomness`). On one CPU, with one number of torch threads and one version of torch, a seed gives
-one result to the bit, also when the run was interrupted and resumed. On CUDA, sums over edges and batches are added in
-varying order: results agree to rounding, which many epochs amplify.
+Initialisation, dropout and batches follow from seed and epoch (`difformer.training.randomness`): on one CPU, with one
+number of threads and one version of torch, a seed gives one result to the bit, also when the run is resumed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
-from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
@@ -30,7 +27,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import PARTS, Journal, parts_of
+from difformer.training.journal import NOTHING, PARTS, Journal, parts_of
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -39,7 +36,6 @@ from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find
 
-MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # that the optimiser keeps of a parameter
 Log = Callable[[list[Row]], None]
 Save = Callable[[Snapshot], None]
 Stop = Callable[[], bool]
@@ -85,8 +81,7 @@ def train(
     make: Callable[[], Trainer], seed: int, device: torch.device, *, state: Snapshot | None = None, **given: Any
 ) -> RunRecord:
     """Make a trainer, and run it from a state or from its beginning; nothing outside is disturbed."""
-    with isolated_rng(device):
-        torch.manual_seed(seed)
+    with isolated_rng(device, seed):
         trainer = make()
         if state is not None:
             trainer.restore(state)
@@ -134,8 +129,6 @@ class Trainer:
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
-        self._recorded: RecordedEpoch | None = None
-        self._recorded_from: tuple[object, ...] = ()
 
     @property
     def one_pass(self) -> bool:
@@ -208,10 +201,10 @@ class Trainer:
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.epoch)
-        if (recording := self._recording()) is not None:
+        if self._recorded is not None:
             if whole_outputs is None:
-                recording.train(self.epoch)
-            recorded += recording.loss
+                self._recorded.train(self.epoch)
+            recorded += self._recorded.loss
             self._update(self.optimizer)
             return
         with dropout_key(self.seed, self.epoch) as masks:
@@ -238,17 +231,15 @@ class Trainer:
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
-        if (recording := self._recording()) is not None:
-            return recording.train(self.epoch + 1)
+        if self._recorded is not None:
+            return self._recorded.train(self.epoch + 1)
         self.model.train()
-        step = next(self.feed.steps(self.epoch + 1))
-        with dropout_key(self.seed, self.epoch + 1, rows=step.numbers):
-            return self._forward(step)
+        return self._forward(next(self.feed.steps(self.epoch + 1)))  # without dropout, see `acts_alike`
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode; to be used before the next pass."""
-        if (recording := self._recording()) is not None:
-            return recording.evaluate()
+        if self._recorded is not None:
+            return self._recorded.evaluate()
         self.model.eval()
         with torch.no_grad(), precision(self.device, self.config.precision):
             return self.feed.outputs(self.model)
@@ -277,41 +268,31 @@ class Trainer:
             for name, value in self.best_state.items():
                 value.copy_(best[name])
             if self.optimizer is not None:
-                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-                moments = {i: found for i in range(len(parameters)) if (found := snapshot.part(f"optimizer.{i}"))}
-                fits = all(
-                    found.keys() == MOMENTS
-                    and all(value.shape in ((), parameters[i].shape) for value in found.values())
-                    for i, found in moments.items()
-                )
-                if not fits or sum(map(len, moments.values())) != len(snapshot.part("optimizer")):
-                    raise UserError("its moments do not belong to the parameters")
                 groups = self.optimizer.state_dict()["param_groups"]
+                numbers = groups[0]["params"]
+                moments = {i: found for i in numbers if (found := snapshot.part(f"optimizer.{i}"))}
                 self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if facts["device"] == self.device.type:
                 set_rng_state(self.device, list(snapshot.part("rng").values()))
             self.epoch, self.seconds = snapshot.epoch, float(facts["seconds"])
-            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"]
-            journal.best = None if known is None else {part: float(known[part]) for part in PARTS}
+            journal.best_epoch, known = int(facts["best_epoch"]), facts["best"] or NOTHING
+            journal.best = {part: float(known[part]) for part in PARTS}
             rows = facts["history"]
             journal.history = [{**row, "epoch": int(row["epoch"]), "loss": float(row["loss"])} for row in rows]
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
-    def _recording(self) -> RecordedEpoch | None:
-        """The epoch as a CUDA graph, recorded again when model, feed or loss were replaced; None if that cannot be."""
-        if self.device.type != "cuda" or self.optimizer is None or self.penalty is not None:
+    @cached_property
+    def _recorded(self) -> RecordedEpoch | None:
+        """The epoch as a CUDA graph; None if it cannot be recorded."""
+        if not isinstance(self.feed, NodesFeed) or self.task.num_nodes > LARGEST:
             return None
-        # Models that cannot be stacked may read a value from the device.
-        if not (
-            isinstance(self.feed, NodesFeed) and self.task.num_nodes <= LARGEST and find(self.config.model).stackable
-        ):
+        # Models that cannot be stacked, and penalties, may read a value from the device.
+        simple = self.optimizer is not None and self.penalty is None and find(self.config.model).stackable
+        if self.device.type != "cuda" or not simple:
             return None
-        parts = (self.model, self.feed, self.loss)
-        if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
-            self._recorded, self._recorded_from = None, parts
-            try:
-                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
-            except NotRecordableError as error:
-                self.notes.append(str(error))
-        return self._recorded
+        try:
+            return RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
+        except NotRecordableError as error:
+            self.notes.append(str(error))
+            return None

@@ -1,4 +1,4 @@
-r"""Losses: what training descends, as a sum over labelled entries and a mass.
+r"""Losses: what training minimises, as a sum over labelled entries and a mass.
 
 With outputs o and targets y, every loss is a ratio of two sums,
 
@@ -9,7 +9,7 @@ With outputs o and targets y, every loss is a ratio of two sums,
 * multi-label: binary cross-entropy of every known entry, w = 1;
 * regression: squared error, w = 1;
 * ``"broadcast-mse"``: squared error of every output against the targets of all nodes of its snapshot, which is what the
-  authors' code descends for series, see `difformer.training.metrics`.
+  authors' code minimises for series, see `difformer.training.metrics`.
 
 The mass depends only on the targets. Over batches, weighted rows or ranks both sums add up.
 """

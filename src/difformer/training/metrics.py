@@ -52,7 +52,7 @@ class OneProcess:
         pass
 
     def score(self, metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-        return metric(outputs, targets) if targets.shape[0] else outputs.new_full((), math.nan)
+        return metric(outputs, targets)
 
 
 ONE_PROCESS = OneProcess()
@@ -70,6 +70,8 @@ class Metric:
     adds: bool = True  # whether counts of two sets of rows add up; ROC-AUC needs the order of all scores
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if not targets.shape[0]:
+            return outputs.new_full((), math.nan)
         # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
@@ -126,20 +128,14 @@ def _one_against_rest(targets: Tensor, classes: int) -> Tensor:
 
 def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     """AUC of every column of ``[N, C]``; NaN for a column without one of the two classes."""
-    values, order = scores.sort(0)
-    sorted_labels = labels.gather(0, order)
+    values, order = scores.T.contiguous().sort(1)
+    sorted_labels = labels.T.gather(1, order)
     positive, negative = sorted_labels == 1, sorted_labels == 0
-    # Of each place: the first and the last place with the same score.
-    place = torch.arange(values.shape[0], device=values.device).unsqueeze(1).expand_as(order)
-    changes = values[1:] != values[:-1]
-    ends = torch.ones_like(values[:1], dtype=torch.bool)
-    first = torch.where(torch.cat([ends, changes]), place, 0).cummax(0).values
-    last = torch.where(torch.cat([changes, ends]), place, values.shape[0]).flip(0).cummin(0).values.flip(0)
-    below = negative.cumsum(0)  # negatives up to and with each place
-    before = torch.where(first > 0, below.gather(0, (first - 1).clamp_min(0)), 0)
-    ordered = (before + below.gather(0, last)).to(torch.float64) / 2  # strictly below, and half of the tied
-    pairs = positive.sum(0) * negative.sum(0)
-    return torch.where(pairs > 0, (ordered * positive).sum(0) / pairs, torch.nan)
+    below = nn.functional.pad(negative.cumsum(1), (1, 0))  # negatives among the first i scores
+    first, last = (torch.searchsorted(values, values, right=right) for right in (False, True))
+    ordered = (below.gather(1, first) + below.gather(1, last)).to(torch.float64) / 2  # below, and half of the tied
+    pairs = positive.sum(1) * negative.sum(1)
+    return torch.where(pairs > 0, (ordered * positive).sum(1) / pairs, torch.nan)
 
 
 def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -195,16 +191,18 @@ def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 _CLASSES = ("multiclass", "multilabel")
 _ratio: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
-_METRICS = (
-    Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
-    Metric("rocauc", True, _CLASSES, rocauc, adds=False),
-    Metric("f1", True, _CLASSES, class_counts, _f1_macro),
-    Metric("f1-micro", True, _CLASSES, class_counts, lambda counts: 2 * counts[0].sum() / counts[1:3].sum()),
-    Metric("mse", False, ("regression",), lambda o, y: _total(_known_errors(o, y).square()), _ratio),
-    Metric("mae", False, ("regression",), lambda o, y: _total(_known_errors(o, y).abs()), _ratio),
-    Metric("broadcast-mse", False, ("regression",), lambda o, y: _total(broadcast_errors(o, y)), _ratio),
-)
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
+        Metric("rocauc", True, _CLASSES, rocauc, adds=False),
+        Metric("f1", True, _CLASSES, class_counts, _f1_macro),
+        Metric("f1-micro", True, _CLASSES, class_counts, lambda counts: 2 * counts[0].sum() / counts[1:3].sum()),
+        Metric("mse", False, ("regression",), lambda o, y: _total(_known_errors(o, y).square()), _ratio),
+        Metric("mae", False, ("regression",), lambda o, y: _total(_known_errors(o, y).abs()), _ratio),
+        Metric("broadcast-mse", False, ("regression",), lambda o, y: _total(broadcast_errors(o, y)), _ratio),
+    )
+}
 ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,11 +27,8 @@ def split_number(task: Task, seed: int) -> int:
     return seed % len(task.splits)
 
 
-def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.Module:
-    """The model of a configuration, with the sizes of the task.
-
-    Parameters are drawn from a private generator with the seed; from torch's global one if it is None.
-    """
+def build_model(task: Task, config: TrainConfig, seed: int = 0) -> nn.Module:
+    """The model of a configuration, with the sizes of the task; its parameters follow from the seed."""
     info = find(config.model)
     if task.kind not in info.kinds:
         others = [one.name for one in MODELS.values() if one.group == info.group and task.kind in one.kinds]
@@ -42,7 +38,7 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     options = dict(config.options)
     if "num_nodes" in options_of(config.model) and options.get("num_nodes") is None:  # a model with weights per node
         options["num_nodes"] = task.num_nodes
-    with nullcontext() if seed is None else private_rng(seed):
+    with private_rng(seed):
         model = build(config.model, task.num_features, task.num_outputs, **options)
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 

@@ -53,7 +53,6 @@ class StackedAdam:
 
     def __init__(self, parameters: Tensor, weight_decay: Tensor, decoupled: bool = False) -> None:
         self.parameters, self.weight_decay, self.decoupled = parameters, weight_decay.unsqueeze(1), decoupled
-        self.decays = bool(weight_decay.any())
         self.mean, self.square = torch.zeros_like(parameters), torch.zeros_like(parameters)
         # On the device, like all that changes from step to step: a step can then be recorded and replayed.
         self.steps = torch.zeros(1, dtype=torch.float64, device=parameters.device)
@@ -64,9 +63,9 @@ class StackedAdam:
         rate = learning_rate.unsqueeze(1)
         self.steps += 1
         first, second = BETAS
-        if self.decays and self.decoupled:
+        if self.decoupled:
             self.parameters.mul_(1 - rate * self.weight_decay)
-        elif self.decays:
+        else:
             gradient.addcmul_(self.parameters, self.weight_decay)
         self.mean.lerp_(gradient, 1 - first)
         self.square.mul_(second).addcmul_(gradient, gradient, value=1 - second)

@@ -60,16 +60,17 @@ class Summary:
     """Mean and spread over the runs of one configuration."""
 
     results: tuple[dict[str, Any], ...]  #: One `RunRecord.result` per run.
-    metric: str  #: Name of the metric that is reported.
-    higher_is_better: bool  #: Whether a larger metric is better.
     folder: Path | None = None  #: The run folder, if there is one.
     records: tuple[RunRecord, ...] = field(default=(), repr=False)  #: The runs that were trained in this process.
 
-    @staticmethod
-    def of(results: Sequence[dict[str, Any]], folder: Path | None = None, records: Sequence[RunRecord] = ()) -> Summary:
-        """The summary of at least one run."""
-        metric = find_metric(results[0]["metric"])
-        return Summary(tuple(results), metric.name, metric.higher_is_better, folder, tuple(records))
+    @property
+    def metric(self) -> str:
+        """Name of the metric that is reported."""
+        return str(self.results[0]["metric"])
+
+    @property
+    def higher_is_better(self) -> bool:
+        return find_metric(self.metric).higher_is_better
 
     @property
     def complete(self) -> bool:
@@ -132,12 +133,11 @@ class Predictions:
     @staticmethod
     def of(task: Task, outputs: Tensor, split: Split | None = None) -> Predictions:
         """The predictions for all instances of a task."""
-        part = [""] * task.num_instances
-        for name, index in (split.parts() if split is not None else {}).items():
-            for i in index.tolist():
-                part[i] = name
+        part = np.full(task.num_instances if split else 0, "", dtype=object)
+        for name, index in (split.parts() if split else {}).items():
+            part[index] = name
         names = () if task.kind == "series" else task.instance_names
-        return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part) if split else ())
+        return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part))
 
     def probabilities(self) -> Tensor:
         """Probabilities of classes or columns; for a regression the values themselves."""

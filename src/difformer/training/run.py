@@ -19,7 +19,6 @@ from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import build_model, split_number
-from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
 from difformer.training.run_folder import RunFolder, TaskSource
 from difformer.training.stack import faster, train_stacked, unstackable
@@ -50,8 +49,8 @@ def fit(
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so if that is likely to
-            be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
-            whole has none, and is trained again.
+            be faster. An interrupted stack is resumed from its checkpoint, or trained again if it did not fit into
+            memory as a whole.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
@@ -122,8 +121,7 @@ def resume(
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
     """Finds what is wrong with a request before a folder is made for it."""
     cpu = torch.device("cpu")
-    with isolated_rng(cpu):
-        build_model(task, config)
+    build_model(task, config)
     metric = chosen_metric(config, task)
     for split in {split_number(task, seed) for seed in seeds}:
         make_loss(task, task.splits[split], config, cpu)
@@ -170,15 +168,14 @@ def _train(
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()
-    return summarised(results, len(seeds), None if folder is None else folder.path, records, again)
+    return summarised(results, len(seeds), None if folder is None else folder.path, records)
 
 
 def summarised(
-    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord], again: bool = False
+    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord]
 ) -> Summary:
     """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
-    summary = Summary.of(results, path, records) if results else None
+    summary = Summary(tuple(results), path, tuple(records)) if results else None
     if summary is None or not summary.complete or len(results) < runs:
-        raise TrainingInterrupted(summary, str(path or ""), again)
+        raise TrainingInterrupted(summary, str(path or ""))
     return summary

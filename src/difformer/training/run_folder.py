@@ -12,9 +12,9 @@
       result.json          best epoch and its metrics; written last, so a seed that has it is done
       checkpoint.safetensors  where to resume, while it is not
 
-Every file is written beside its place, flushed and renamed into it; the folder itself appears with its configuration
-already inside. Nothing is pickled. A folder may come from elsewhere: links that lead out of it, weights and predictions
-that are not those of their seed, and files that do not have the expected form are refused.
+Every file is written beside its place and renamed into it; the folder appears with its configuration already inside.
+A folder may come from elsewhere: links that lead out of it, weights and predictions that are not those of their seed,
+and files that do not have the expected form are refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -219,7 +219,9 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
             raise RunFolderError(f"{path} {what}; `difformer fit` makes run folders")
-        _refuse_links(path)
+        for file in (*path.iterdir(), *path.glob("seed-*/*")):
+            if file.is_symlink() and file.name != files.LOCK:  # locking has a message of its own
+                within(path, file)
         text = read_text(path / CONFIG)
         try:
             about = toml.loads(text)
@@ -235,9 +237,7 @@ class RunFolder:
             config = TrainConfig.from_dict({**training, "model": model["name"], "options": model["options"]})
             source = TaskSource.from_dict(data["source"]) if "source" in data else None
             return RunFolder(path, config, tuple(run["seeds"]), run["stacked"], source, about)
-        except RecursionError:
-            raise RunFolderError(f"{path / CONFIG} cannot be used: its tables are nested too deeply") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunFolderError(f"{path / CONFIG} cannot be used: {type(error).__name__}: {error}") from error
 
     @property
@@ -255,10 +255,8 @@ class RunFolder:
         return within(self.path, (self.path if seed is None else self.path / f"seed-{seed}") / name)
 
     def discard(self) -> None:
-        """Removes the folder if the run has left nothing in it and it holds no other files."""
-        found = tuple(self.path.iterdir())
-        own = {path.name for path in found} <= {CONFIG, METRICS, files.LOCK}
-        if own and not any(path.name == METRICS and path.stat().st_size for path in found):
+        """Removes the folder if the run has left no rows in it and it holds no other files."""
+        if {path.name for path in self.path.iterdir()} <= {CONFIG, METRICS, files.LOCK} and not self.rows():
             shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
@@ -304,21 +302,14 @@ class RunFolder:
         """Locks the folder against other processes, and clears up after one that was killed."""
         with files.only_one(self.path):
             files.sweep(self.path)
-            # Sums are bit-identical only in the same order.
-            run, changed = self.about["run"], []
-            for name, there, here in (
-                ("torch", self.about["versions"]["torch"], torch.__version__),
-                ("threads", run["threads"], torch.get_num_threads()),
-                ("kernels in", run.get("kernels"), kernels() if "kernels" in run else None),
-            ):
-                if there != here:
-                    changed.append(f"{name} {there}, now {here}")
-            if changed:
-                warnings.warn(
-                    f"{self.path} was begun with {'; '.join(changed)}: results may differ by rounding from those of an "
-                    f"uninterrupted run",
-                    stacklevel=5,
-                )
+            run = self.about["run"]  # sums are bit-identical only in the same order
+            here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            there = {"torch": self.about["versions"]["torch"], "threads": run["threads"]}
+            if "kernels" in run:
+                here["kernels in"], there["kernels in"] = kernels(), run["kernels"]
+            if changed := [f"{name} {there[name]}, now {here[name]}" for name in here if there[name] != here[name]]:
+                rounding = "results may differ by rounding from those of an uninterrupted run"
+                warnings.warn(f"{self.path} was begun with {'; '.join(changed)}: {rounding}", stacklevel=5)
             yield
 
     def rows(self) -> list[Row]:
@@ -427,7 +418,7 @@ class RunFolder:
         results = self.results()
         if not results:
             raise RunFolderError(f"{self.path} has no results yet; resume it with: difformer fit --resume {self.path}")
-        return Summary.of(results, self.path)
+        return Summary(results, self.path)
 
     def write_summary(self) -> None:
         document = self.summary().to_dict()
@@ -471,15 +462,6 @@ class RunFolder:
 
 def _lines(rows: Iterable[Row]) -> bytes:
     return "".join(f"{json.dumps(files.finite(row))}\n" for row in rows).encode()
-
-
-def _refuse_links(path: Path) -> None:
-    """Refuses links that lead out of a run folder under any of its file names, also those only written."""
-    found = [path / name for name in (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)]
-    for folder in sorted(path.glob("seed-*")):
-        found += [folder / name for name in ("", WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, CSV, SPLIT)]
-    for one in filter(os.path.islink, found):
-        within(path, one)
 
 
 def _settings(config: TrainConfig) -> dict[str, dict[str, Any]]:

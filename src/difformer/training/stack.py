@@ -5,10 +5,9 @@ runs; whatever changes a shape or the order of operations may not. Each run has 
 and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a GPU
 idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
-`torch.vmap` runs the model's own code on all runs at once. Hyper-parameters that differ are tensors with one value per
-run, which replace the modules' plain attributes during the pass. Nothing is read from the device during an epoch, only
-by callbacks and early stopping. So an epoch is a fixed list of kernels, and on a GPU it is recorded
-(`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+`torch.vmap` runs the model's own code on all runs at once, with hyper-parameters that differ as tensors of one value
+per run. Only callbacks and early stopping read from the device, so an epoch is a fixed list of kernels, which a GPU
+records (`difformer.training.cuda_graph`): launching it takes longer than executing it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from torch.func import functional_call, stack_module_state
 
 from difformer.data import Task
 from difformer.errors import UserError
-from difformer.free_memory import free_bytes
 from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
-from difformer.training.devices import chunks_that_fit, precision, resolve, saved_bytes
+from difformer.training.devices import precision, resolve
 from difformer.training.feeds import ADDED, NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
 from difformer.training.loop import Save, Stop
@@ -45,11 +43,9 @@ from difformer.zoo import find, options_of
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
 RATES = ("learning_rate", "weight_decay")
-# Entries of one run's states, and of its pairs, from which on it keeps a device busy by itself.
+# Numbers in one run's states, and in its pairs, above which a single run keeps the device busy.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
-# Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
-PARAMETER_COPIES = 6
 Tensors = Mapping[str, Tensor]
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
@@ -61,18 +57,16 @@ def train_stacked(
     *,
     callbacks: Iterable[Callback] = (),
     stop: Stop | None = None,
-    chunk: int | None = None,
     state: Snapshot | None = None,
     save: Save | None = None,
 ) -> list[Any]:
-    """Train runs as one, in chunks that fit the memory that is free.
+    """Train runs as one; in halves, quarters, … if a GPU does not have the memory for all of them.
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
         runs: Seed, split and configuration of each run; configurations differ only in `RATES` and `HYPER`.
-        device, callbacks, stop, state, save: As in `train_one`. Chunks that were not started when `stop` returned True
-            are not in the result; `save` is called only if all runs fit into one chunk.
-        chunk: Largest number of runs to train as one; by default as many as fit.
+        device, callbacks, stop, state, save: As in `train_one`. Parts that were not started when `stop` returned True
+            are not in the result; `save` is called only while all runs are trained together.
 
     Returns:
         One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
@@ -89,19 +83,16 @@ def train_stacked(
     found: dict[int, Ended] = {}
 
     def train(part: list[int]) -> Status:
-        """One chunk, whose tensors are freed before the next."""
+        """Trains some of the runs, whose tensors are freed before the next part."""
         trainer, whole = StackTrainer(task, [runs[i] for i in part], hyper, place), part == order
-        if state is not None and whole:  # one that did not fit into memory starts again in halves
+        if state is not None and whole:  # halves start from the first epoch
             trainer.restore(state)
         status = trainer.run(listeners, stop, save if whole else None)
         found.update(zip(part, trainer.records(status), strict=True))
         return status
 
     with isolated_rng(place):
-        each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory()
-        sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
-        waiting = [part.tolist() for part in torch.tensor(order).split(sizes)]
-        status: Status = "finished"
+        waiting, status = [order], "finished"
         while waiting and status == "finished":
             torch.cuda.empty_cache()  # not in the handler, which holds the tensors of the failed attempt
             part = waiting.pop(0)
@@ -119,8 +110,6 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
-    if beyond := [run.split for run in runs if not 0 <= run.split < len(task.splits)]:
-        raise UserError(f"split {beyond[0]} of a run: task {task.name!r} has {len(task.splits)} splits")
     differ = ((name, other.get(name)) for other in others for name in common if other.get(name) != common[name])
     if not reason and (found := next(differ, None)):
         reason = f"{found[0]} is {common[found[0]]!r} in one of them and {found[1]!r} in another"
@@ -212,19 +201,13 @@ class StackModel:
         parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def leaves(self) -> dict[str, Tensor]:
-        """The current parameters, to be differentiated; they share the memory of `flat`."""
-        return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
-
-    def outputs(
-        self, inputs: Any, parameters: Tensors, buffers: Tensors | None = None, keys: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def outputs(self, inputs: Any, flat: Tensor, buffers: Tensors, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
-        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change the current `buffers`.
+        With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change `buffers`.
         """
         self._module.train(keys is not None)
-        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
+        whole = {**self.parameters(flat), **buffers, **self._fixed}
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -246,9 +229,8 @@ class StackModel:
 
     def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
-        row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
-        row |= {name: value[run] for name, value in buffers.items()}
-        return {name: row[name].detach().cpu().clone() for name in self.names}
+        rows = {**self.parameters(flat), **buffers}
+        return {name: rows[name][run].detach().cpu().clone() for name in self.names}
 
 
 class StackTrainer:
@@ -282,13 +264,6 @@ class StackTrainer:
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
         self._launched: set[bool] = set()  # kinds of turns that were launched kernel by kernel
         self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
-
-    def memory(self) -> int:
-        """Bytes of one run, from a pass of this stack in training mode."""
-        step = next(iter(self.feed.steps(1)))
-        leaves = self.model.leaves()
-        saved = saved_bytes(lambda: self._forward(step, leaves))
-        return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
     def run(self, callbacks: Sequence[Callback] = (), stop: Stop | None = None, save: Save | None = None) -> Status:
         """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
@@ -361,32 +336,31 @@ class StackTrainer:
         self._launched.add(due)
 
     def _turn_by_kernels(self, due: bool) -> None:
-        leaves, passed = self.model.leaves(), None
+        flat, passed = self.model.flat.detach().requires_grad_(), None  # in the same memory
         if self._one_pass:
             self.model.site = 0
-            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), leaves)
+            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), flat)
         if due:
             self.journal.measure(self._evaluate() if passed is None else passed[0].detach())
-        self._train(leaves, passed)
+        self._train(flat, passed)
         self.journal.clock += 1
 
-    def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _forward(self, step: Step, flat: Tensor) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
         with precision(self.device, self.config.precision):
-            return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
+            return self.model.outputs(step.inputs.outputs, flat, self.model.buffers, keys)
 
-    def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
+    def _train(self, flat: Tensor, passed: tuple[Tensor, Tensor] | None) -> None:
         recorded = torch.zeros(len(self.runs), device=self.device)
         gradient: Tensor | None = None
         self.model.site = 0
         for step in self.feed.steps(self.epoch + 1):
-            outputs, penalty = self._forward(step, leaves) if passed is None else passed
+            outputs, penalty = self._forward(step, flat) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
-            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-            flat = self._join(leaves, parts)
-            gradient = flat if gradient is None else gradient.add_(flat)
+            (found,) = torch.autograd.grad(total, flat)
+            gradient = found if gradient is None else gradient.add_(found)
             if step.update:
                 if self.config.gradient_clip is not None:
                     clip_gradients(gradient, self.config.gradient_clip)
@@ -400,20 +374,11 @@ class StackTrainer:
             step = dataclasses.replace(step, rows=index, targets=targets)
         return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)
 
-    def _join(self, leaves: dict[str, Tensor], parts: Sequence[Tensor | None]) -> Tensor:
-        """Gradients as rows ``[runs, P]``."""
-        pairs = list(zip(leaves.values(), parts, strict=True))
-        if any(part is None for part in parts) and self.optimizer.weight_decay.shape[1] == 1:
-            # Parameters without a gradient do not decay either.
-            known = [torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs]
-            self.optimizer.weight_decay = self.optimizer.weight_decay * torch.cat(known)
-        return torch.cat([(torch.zeros_like(x) if g is None else g).reshape(len(self.runs), -1) for x, g in pairs], 1)
-
     @torch.no_grad()
-    def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        parameters = self.model.parameters(self.model.flat if flat is None else flat)
+    def _evaluate(self, flat: Tensor | None = None, buffers: Tensors | None = None) -> Tensor:
+        state = (self.model.flat, self.model.buffers) if flat is None or buffers is None else (flat, buffers)
         with precision(self.device, self.config.precision):
-            return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
+            return self.model.outputs(self.feed.outputs, *state)[0].float()
 
     def records(self, status: Status) -> list[Ended]:
         """One per run, in their order."""

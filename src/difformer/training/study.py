@@ -19,11 +19,11 @@ refused.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import statistics
 import threading
 import time
@@ -35,11 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
-from difformer.data import Split, Task
-from difformer.data.batches import GraphBatches
+from difformer.data import Task
 from difformer.errors import UserError, require
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
 from difformer.schema import check
@@ -59,14 +57,14 @@ REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared
 STARTUP_TRIALS = 5  # that must have ended before any is stopped early
 PROPOSALS = 20  # of the estimator that repeat earlier ones before a point is drawn instead
 POINTS_AT_ONCE = 64  # of a stack: what is lost when the study is interrupted
-STUDY, OLD_STUDY = "study.json", "study.db"
+STUDY = "study.json"
 Point = dict[str, Any]
 Work = tuple[str, int]  # a trial to be made: of which model, and its number
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a study about one model; two calls with equal questions share a study."""
+    """What a study searches for one model; two calls with equal questions share a study."""
 
     model: str
     space: Space  # what competes, and what is fixed
@@ -120,7 +118,7 @@ class Question:
         return planned[number] if number < len(planned) else _proposed(self, number, known, higher_is_better)
 
     def written(self, task: Task) -> dict[str, Any]:
-        """The question as the study's folder keeps it."""
+        """The question as it is stored in the folder of the study."""
         document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
         document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
         if self.first:
@@ -171,7 +169,6 @@ class Tuned:
     metric: str  # what was measured on validation
     higher_is_better: bool
     trials: tuple[Trial, ...] = field(repr=False)  # every one that has ended
-    folder: Path
     model: str = ""
 
     @property
@@ -302,9 +299,6 @@ class _Study:
     def left(self, trials: int, task: Task) -> list[Work]:
         """Writes down what is asked about a task, and returns the trials to be made; the folder must be locked."""
         path = self.folder / STUDY
-        if (self.folder / OLD_STUDY).exists() and not path.exists():
-            earlier = f"a study of an earlier version of difformer ({OLD_STUDY})"
-            raise UserError(f"out: {self.folder} holds {earlier}; choose another folder")
         kept = read_json(path) if path.exists() else {}
         if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
             raise UserError(f"out: {path} is damaged; choose another folder")
@@ -339,7 +333,7 @@ class _Study:
             sign = 1 if metric.higher_is_better else -1
             best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
             settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
-            found[question.model] = Tuned(best, settings, *rule, ended, self.folder, question.model)
+            found[question.model] = Tuned(best, settings, *rule, ended, question.model)
         return found
 
     def work(self, left: Sequence[Work]) -> None:
@@ -384,9 +378,8 @@ class _Study:
 
     def work_in_processes(self, left: Sequence[Work], jobs: int) -> None:
         """Shares trials among processes, each of which writes its own file and ends with this one."""
-        packed = io.BytesIO()
-        torch.save(dataclasses.replace(self, stacked=False, listener=None), packed)
-        given = (packed.getvalue(), left, jobs)
+        # As bytes: tensors among the arguments would be moved to shared memory, of which a container has little.
+        given = (pickle.dumps(dataclasses.replace(self, stacked=False, listener=None)), left, jobs)
         context = start_processes(_process, given, min(jobs, len(left)), join=False, daemon=True)
         try:
             while not context.join(timeout=0.5):
@@ -404,21 +397,16 @@ def _process(number: int, packed: bytes, left: Sequence[Work], jobs: int) -> Non
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    study = torch.load(io.BytesIO(packed), weights_only=False)  # written by the parent process a moment ago
+    study = pickle.loads(packed)  # by the parent process, a moment ago
     dataclasses.replace(study, number=number).work(left[number::jobs])
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     """Every setting that differs, with its value then and now: ``epochs=3 (now 4)``."""
-    found = []
-    for key in now | was:
-        old, new = was.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            inner = [name for name in new | old if old.get(name) != new.get(name)]
-            found += [f"{name}={old.get(name, 'unset')} (now {new.get(name, 'unset')})" for name in inner]
-        elif old != new:
-            found.append("other data or splits" if key == "data" else f"{key}={old} (now {new})")
-    return ", ".join(found)
+    was, now = ({**one, **one.get("axes", {}), **one.get("fixed", {}), "axes": 0, "fixed": 0} for one in (was, now))
+    differ = [key for key in now | was if was.get(key) != now.get(key)]
+    words = {key: f"{key}={was.get(key, 'unset')} (now {now.get(key, 'unset')})" for key in differ}
+    return ", ".join("other data or splits" if key == "data" else words[key] for key in differ)
 
 
 def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
@@ -470,23 +458,7 @@ class _Watch:
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
 
 
-def without_test(task: Task, runs: int | None = None) -> Task:
-    """The task with the splits of the first `runs` runs, without test parts and without graphs used only for testing.
-
-    An evaluation computes the outputs of all graphs; they do not see each other, so dropping some changes nothing for
-    the others.
-    """
+def without_test(task: Task) -> Task:
+    """The task with splits whose test parts are empty."""
     none = torch.empty(0, dtype=torch.long)
-    splits = [Split(split.name, split.train, split.valid, none) for split in task.splits[:runs]]
-    if task.kind != "graphs":
-        return dataclasses.replace(task, splits=tuple(splits))
-    return take_graphs(task, torch.unique(torch.cat([torch.cat([s.train, s.valid]) for s in splits])), splits)
-
-
-def take_graphs(task: Task, kept: Tensor, splits: Sequence[Split]) -> Task:
-    """The graphs `kept`, in ascending order, with splits that name no other graphs."""
-    batch, names = GraphBatches(task, batch_size=max(1, kept.numel())).batch(kept), task.instance_names
-    taken = {name: getattr(batch, name) for name in ("x", "y", "node_ptr", "edge_index", "edge_weight")}
-    taken["instance_names"] = tuple(names[one] for one in kept.tolist()) if names else ()
-    own = (Split(s.name, *(torch.searchsorted(kept, part) for part in s.parts().values())) for s in splits)
-    return dataclasses.replace(task, **taken, splits=tuple(own))
+    return task.with_splits(dataclasses.replace(split, test=none) for split in task.splits)

@@ -1,4 +1,4 @@
-"""A trained run, put to use: measure it again, predict, embed, show its energy; for its own instances and new ones.
+"""Using a trained run: evaluate, predict, embed and measure the energy of its own instances or of new ones.
 
 Everything is read from the run folder; a run on a task object needs that object again.
 """
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +26,12 @@ from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
 from difformer.training.devices import precision, resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
-from difformer.training.metrics import METRICS, ONE_PROCESS
+from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions
 from difformer.training.run_folder import CONFIG, RunFolder
-from difformer.zoo.model_catalogue import REMOVED
 from difformer.zoo.model_registry import find
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Loaded:
     new: int | None = None  # number of the first new instance, or None
 
     def outputs(self) -> Tensor:
-        """Of all instances, on the CPU."""
+        """Outputs of all instances, on the CPU."""
         return self._passed(self.feed.outputs)
 
     def states(self) -> Tensor:
@@ -159,10 +155,9 @@ def _check_known(folder: RunFolder) -> None:
         try:
             lookup(name)
         except UserError as error:
-            first = f"if it is your own, import the code that registers it first (difformer.register_{what})"
-            said = f"the {what} {name!r} of this run is not known here; {first}"
-            known = ":" in name or name in REMOVED  # the error says all
-            raise RunFolderError(f"{folder.path / CONFIG}: {error if known else said}") from error
+            advice = f"if it is your own, import the code that registers it first (difformer.register_{what})"
+            problem = f"the {what} {name!r} of this run is not known here; {advice}. {error}"
+            raise RunFolderError(f"{folder.path / CONFIG}: {problem}") from error
 
 
 def evaluate(
@@ -176,7 +171,7 @@ def evaluate(
         loaded = _load(folder, own, result["seed"], None, device)
         outputs, parts = loaded.outputs(), loaded.split.parts()
         values = {
-            metric.name: {part: float(ONE_PROCESS.score(metric, outputs[i], own.y[i])) for part, i in parts.items()}
+            metric.name: {part: float(metric(outputs[i], own.y[i])) for part, i in parts.items()}
             for metric in METRICS.values()
             if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series")
         }
@@ -184,19 +179,7 @@ def evaluate(
     return tuple(found)
 
 
-class Given(TypedDict, total=False):
-    """Keyword arguments of `load_run`."""
-
-    edges: Any
-    edge_weight: Any
-    on: Task | None
-    together: bool
-    seed: int | None
-    task: Task | None
-    device: str | torch.device
-
-
-def predict(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Predictions:
+def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Predictions:
     """Predictions of a run for its own instances, or for new ones; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     outputs = loaded.outputs()
@@ -205,13 +188,13 @@ def predict(run: RunFolder | str | Path, features: Any = None, **given: Unpack[G
     return Predictions(loaded.task.problem, outputs[loaded.new :], loaded.task.class_names)
 
 
-def embed(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Tensor:
+def embed(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Tensor:
     """States before the output layer, ``[instances, …, hidden]``; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     return loaded.states()[loaded.new or 0 :]
 
 
-def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile:
+def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
     """Measured energy and effective rank of every layer, over all instances; for series and graphs, means over passes.
 
     Arguments are those of `load_run`. Models without an energy are refused.
@@ -257,14 +240,9 @@ def new_task(
     unknown = task.y.new_full((x.shape[0], *task.y.shape[1:]), -1 if task.problem == "multiclass" else torch.nan)
     index, weight = task.edge_index, task.edge_weight
     if task.kind == "series":
-        if edges is not None:
-            index = _each(edges, torch.long)
-            weight = None if edge_weight is None else _each(edge_weight, torch.float32)
-        elif isinstance(index, tuple):
-            raise UserError(
-                f"every snapshot of {task.name!r} has its own graph: give edges, one graph per new snapshot"
-            )
-        return replace(task, x=x, y=unknown, edge_index=index, edge_weight=weight, splits=nothing), 0
+        if edges is not None or isinstance(index, tuple):
+            raise UserError("new snapshots with graphs of their own are given as a task: on=…")
+        return replace(task, x=x, y=unknown, splits=nothing), 0
     if task.scaling is not None:  # new rows come as they are, the task's own are standardised
         x, task = task.scaled(x), replace(task, scaling=None)
     start = task.num_nodes if together else 0
@@ -288,9 +266,3 @@ def new_task(
         instance_names=(*names, *(f"new row {i}" for i in range(x.shape[0]))),
     )
     return joined, start
-
-
-def _each(values: Any, dtype: torch.dtype) -> Any:
-    if isinstance(values, (list, tuple)):
-        return tuple(torch.as_tensor(np.asarray(value), dtype=dtype) for value in values)
-    return torch.as_tensor(np.asarray(values), dtype=dtype)
