@@ -47,6 +47,15 @@ def test_a_summary_of_all_rows_is_the_dense_formula(rows, diffusivity, tol):
             torch.testing.assert_close(found, exact(diffusivity, q, k, values, w), **tolerance(tol))
 
 
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "softmax"])
+def test_autocast_leaves_answers_in_the_precision_of_the_inputs(rows, diffusivity):
+    q, k, v, weight = (x.float() for x in rows)
+    summary = summarise(k, v, diffusivity, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = summary.answer(q)
+    torch.testing.assert_close(found, summary.answer(q), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(("diffusivity", "tol"), KINDS, ids=str)
 def test_chunks_add_up_to_the_whole(rows, diffusivity, tol):
     q, k, v, weight = rows

@@ -117,8 +117,8 @@ def test_recorded_epochs_equal_launched_epochs(model, more, dropout, monkeypatch
     config = CONFIG.replace(model=model, options=options, epochs=20, gradient_clip=1.0)
     recorded = train_one(blocks(), 0, config, 0, "cuda")
     trainer = loop.Trainer(blocks(), blocks().splits[0], config, 0, torch.device("cuda"))
-    assert trainer._recorded is not None
-    monkeypatch.setattr(loop.Trainer, "_recorded", None)
+    assert trainer._recording() is not None
+    monkeypatch.setattr(loop.Trainer, "_recording", lambda self: None)
     launched = train_one(blocks(), 0, config, 0, "cuda")
     for mine, theirs in zip(recorded.history, launched.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
@@ -167,7 +167,7 @@ def test_recorded_stacks_equal_launched_stacks(model, dropout, eval_every, monke
 
 
 def test_weights_in_the_loss_reach_recorded_epochs():
-    """The loss of an epoch that is replayed is the one that the trainer was given."""
+    """The loss of an epoch that is replayed is the one that the trainer was given, also when it is replaced later."""
     task, place = blocks(), torch.device("cuda")
     split = task.splits[0]
     weight = torch.where(task.y == 0, 1.0, 0.0)[split.train]
@@ -180,11 +180,19 @@ def test_weights_in_the_loss_reach_recorded_epochs():
     on_cpu = loop.Trainer(task, split, settings, 0, torch.device("cpu"), loss=weighted).run()
     given = loop.Trainer(task, split, settings, 0, place, loss=weighted)
     record = given.run()
-    assert given._recorded is not None
+    assert given._recording() is not None
     assert not record.notes
     for mine, theirs in zip(record.history, on_cpu.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-5)
     assert bool((record.outputs.argmax(-1) == 0).all())
+
+    replaced = loop.Trainer(task, split, settings, 0, place)
+    replaced.train_epoch()
+    before = replaced._recording()
+    replaced.loss = weighted
+    replaced.train_epoch()
+    assert replaced._recording() is not before
+    assert replaced.run().history[-1]["loss"] < 0.05
 
 
 @pytest.mark.parametrize("kind", ["classifier", "regressor"])

@@ -178,7 +178,7 @@ def trainer_of(task, dropout=0.3):
 def test_a_single_run_of_recorded_epochs_equals_launched_ones(dropout, taped_graphs, monkeypatch):
     launched, trainer = trainer_of(blocks(), dropout).run(), trainer_of(blocks(), dropout)
     recorded = cuda_graph.RecordedEpoch(trainer.model, trainer.feed, trainer.loss, trainer.seed, trainer.config)
-    monkeypatch.setattr(trainer, "_recorded", recorded)
+    monkeypatch.setattr(trainer, "_recording", lambda: recorded)
     replayed = trainer.run()
     assert taped_graphs == [None, "the first pool"]
     assert [row["loss"] for row in replayed.history] == [row["loss"] for row in launched.history]

@@ -88,10 +88,15 @@ def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, 
         yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
 
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Products of all rows ``[P, n, m]``; with `out`, autocast leaves them in the precision of the inputs."""
+    return torch.bmm(left, right.mT, out=left.new_empty(left.shape[0], left.shape[1], right.shape[1]))
+
+
 def add_keys(score: Score, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
     """Adds the keys `k` ``[P, m, d]`` and their values to the sums of the queries `q` ``[P, n, d]``, in place."""
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        x = torch.bmm(q[p, i], k[p, j].mT)
+        x = _products(q[p, i], k[p, j])
         weighted, total = sums.weighted[p, i], sums.total[p, i]
         if sums.largest is not None:
             before = sums.largest[p, i]
@@ -121,9 +126,9 @@ def add_gradients(
     # Sums over queries are products whose long side runs along the keys: as rows, they are faster.
     k_rows, v_rows = k_grad.new_zeros(k_grad.mT.shape), v_grad.new_zeros(v_grad.mT.shape)
     for p, i, j in _tiles(q.shape[0], q.shape[1], k.shape[1], tile_budget(q.device)):
-        g, pull = score.value_and_pullback(torch.bmm(queries_and[p, i], keys_and[p, j].mT))
+        g, pull = score.value_and_pullback(_products(queries_and[p, i], keys_and[p, j]))
         v_rows[p, :, j].baddbmm_(a[p, i].mT, g)
-        w = pull(torch.bmm(left[p, i], right[p, j].mT))
+        w = pull(_products(left[p, i], right[p, j]))
         q_grad[p, i].baddbmm_(w, k[p, j])
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)

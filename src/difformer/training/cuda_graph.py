@@ -33,10 +33,12 @@ class NotRecordableError(RuntimeError):
         super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
 
 
-@cache  # libraries of linear algebra keep a workspace for each stream they see
+_side_stream = cache(torch.cuda.Stream)  # libraries of linear algebra keep a workspace for each stream they see
+
+
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device that everything is recorded on."""
-    return torch.cuda.Stream(device)
+    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,6 +129,8 @@ class Trainer:
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
+        self._recorded: RecordedEpoch | None = None
+        self._recorded_from: tuple[object, ...] = ()
 
     @property
     def one_pass(self) -> bool:
@@ -201,10 +203,10 @@ class Trainer:
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.epoch)
-        if self._recorded is not None:
+        if (recording := self._recording()) is not None:
             if whole_outputs is None:
-                self._recorded.train(self.epoch)
-            recorded += self._recorded.loss
+                recording.train(self.epoch)
+            recorded += recording.loss
             self._update(self.optimizer)
             return
         with dropout_key(self.seed, self.epoch) as masks:
@@ -231,15 +233,15 @@ class Trainer:
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
-        if self._recorded is not None:
-            return self._recorded.train(self.epoch + 1)
+        if (recording := self._recording()) is not None:
+            return recording.train(self.epoch + 1)
         self.model.train()
         return self._forward(next(self.feed.steps(self.epoch + 1)))  # without dropout, see `acts_alike`
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode; to be used before the next pass."""
-        if self._recorded is not None:
-            return self._recorded.evaluate()
+        if (recording := self._recording()) is not None:
+            return recording.evaluate()
         self.model.eval()
         with torch.no_grad(), precision(self.device, self.config.precision):
             return self.feed.outputs(self.model)
@@ -282,17 +284,19 @@ class Trainer:
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 
-    @cached_property
-    def _recorded(self) -> RecordedEpoch | None:
-        """The epoch as a CUDA graph; None if it cannot be recorded."""
+    def _recording(self) -> RecordedEpoch | None:
+        """The epoch as a CUDA graph, recorded again when model, feed or loss were replaced; None if that cannot be."""
         if not isinstance(self.feed, NodesFeed) or self.task.num_nodes > LARGEST:
             return None
         # Models that cannot be stacked, and penalties, may read a value from the device.
         simple = self.optimizer is not None and self.penalty is None and find(self.config.model).stackable
         if self.device.type != "cuda" or not simple:
             return None
-        try:
-            return RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
-        except NotRecordableError as error:
-            self.notes.append(str(error))
-            return None
+        parts = (self.model, self.feed, self.loss)
+        if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
+            self._recorded, self._recorded_from = None, parts
+            try:
+                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self.config)
+            except NotRecordableError as error:
+                self.notes.append(str(error))
+        return self._recorded

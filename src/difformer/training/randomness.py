@@ -1,6 +1,6 @@
 """Randomness of a run: everything follows from its seed, and nothing outside the run is disturbed.
 
-Parameters are drawn under `private_rng`, dropout masks and batches are functions of seed and epoch
+Parameters are drawn from a private generator (`private_rng`), dropout masks and batches are functions of seed and epoch
 (`difformer.nn.dropout`, `difformer.data.batches`). So runs in several threads of one process give the same results as
 alone. Only a model that draws from torch's global generator during training needs `isolated_rng`; threads share that
 generator, so such a model is not reproducible in threads.
@@ -9,26 +9,43 @@ generator, so such a model is not reproducible in threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# Everything in torch that draws numbers and takes a generator: in-place draws, new tensors, and initialisers.
+IN_PLACE = {"uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_"}
+INITIALISERS = {"kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "trunc_normal_"}
+NEW = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"}
+DRAWS = IN_PLACE | INITIALISERS | NEW
+
+
+class private_rng(TorchFunctionMode):
+    """Inside it, all numbers this thread draws on the CPU follow from `seed`; torch's global generator is not touched.
+
+    The numbers are those that the global generator would give after ``torch.manual_seed(seed)``.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWS and given.get("generator") is None:
+            given = given | {"generator": self.generator}
+        return func(*args, **given)
+
 
 _lock = threading.RLock()  # of torch's global generators
 _inside = 0  # entries into `isolated_rng` that have not been left
 _before: list[Tensor] = []  # the states to return to when the last of them is left
-
-
-@contextmanager
-def private_rng(seed: int) -> Iterator[None]:
-    """Numbers drawn on the CPU inside follow from `seed`, as after ``torch.manual_seed(seed)``; other threads wait.
-
-    Torch's global generator is afterwards what it was.
-    """
-    with _lock, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 @contextmanager
