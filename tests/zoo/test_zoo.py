@@ -104,6 +104,24 @@ def test_features_may_be_sparse(name):
     assert model.train()(sparse, edge_index).isfinite().all()  # where there is dropout, it meets sparse features
 
 
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_changed_edges_of_a_graph_change_the_outputs(name):
+    model = observed(made(name, **({"pretraining": 0} if name == "cpgnn" else {})), 20)
+    if name == "cpgnn":
+        torch.nn.init.normal_(model.compatibility)
+        model.passes.fill_(1)
+    x, edge_index = problem()
+    other = edge_index.roll(3, 1)
+    other = torch.stack([other[0], edge_index[1]])
+    written, assigned = Graph(edge_index.clone(), 20), Graph(edge_index.clone(), 20)
+    model(x, written), model(x, assigned)
+    written.edge_index.copy_(other)
+    assigned.edge_index = other
+    expected = model(x, Graph(other, 20))
+    torch.testing.assert_close(model(x, written), expected)
+    torch.testing.assert_close(model(x, assigned), expected)
+
+
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_graph_in_a_batch_gets_the_same_answer_as_alone(name):
     model = made(name)
