@@ -1,7 +1,6 @@
 """Systems on latent graphs: each against the layer it is made of, a formula of its own, or what it must find."""
 
-import copy
-import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from difformer.zoo.dense_gat import attend_all
 from difformer.zoo.encoder import Observed
 from difformer.zoo.glcn import weighted_distance
 from difformer.zoo.lds import OuterStep, draw, network_states
-from difformer.zoo.neighbour_graph import NeighbourGraph
+from difformer.zoo.neighbour_graph import neighbour_graph
 
 
 def points(nodes=30, features=6, seed=0):
@@ -80,9 +79,10 @@ def test_gat_knn_is_pygs_layers_on_the_neighbour_graph():
 
 
 def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
-    search, x = NeighbourGraph(3), points(12)
+    search, x = partial(neighbour_graph, k=3), points(12)
     first = search(x)
     assert search(x) is first
+    assert search(x, metric="euclidean") is not first
     sparse = SparseMatrix.from_tensor((x * (x > 0)).to_sparse())
     assert search(sparse) is search(sparse)
     x[0] += 5  # another matrix now
@@ -91,20 +91,12 @@ def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
     torch.testing.assert_close(again.edge_index, knn_graph(x, 3, include_self=True, symmetric=True))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     batch = Segments(torch.tensor([0] * 7 + [1] * 5)[order])
-    found = search(x[order], batch).edge_index
+    found = search(x[order], segments=batch).edge_index
     assert (batch.batch[found[0]] == batch.batch[found[1]]).all()
     alone = knn_graph(x[:7], 3, include_self=True, symmetric=True)
     inside = order[found[:, batch.batch[found[0]] == 0]]
     assert set(map(tuple, inside.T.tolist())) == set(map(tuple, alone.T.tolist()))
-    assert search(x[order], Segments(batch.batch.flip(0))).num_nodes == 12
-
-
-def test_neighbour_cache_is_neither_copied_nor_saved():
-    model, x = made("gcn-knn"), points()
-    out = model(x)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert len(again.neighbours._kept._found) == 0
-        torch.testing.assert_close(again(x), out)
+    assert search(x[order], segments=Segments(batch.batch.flip(0))).num_nodes == 12
 
 
 # ---- dense graph attention

@@ -238,7 +238,7 @@ def test_unknown_names_are_explained(name, options, complaint):
 
 
 def test_options_keep_their_old_names_in_run_folders():
-    assert zoo.build("gcn-knn", 6, 3, metric="euclidean").neighbours.metric == "euclidean"
+    assert zoo.build("gcn-knn", 6, 3, metric="euclidean").knn_metric == "euclidean"
     with pytest.raises(ValueError, match="has no option 'metric'"):
         zoo.build("mlp", 6, 3, metric="cosine")
 

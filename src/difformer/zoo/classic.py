@@ -24,7 +24,6 @@ from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import check_attention_memory, edge_softmax, edge_sum, from_sources, from_targets
 from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option
 from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
-from difformer.zoo.neighbour_graph import METRICS, NeighbourGraph
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
 SLOPE = 0.2  # negative slope of the LeakyReLU of graph attention
@@ -129,9 +128,6 @@ class GCN(Stack):
     layer, so that pooled states can be decoded too. The layers equal PyTorch Geometric's ``GCNConv``.
     """
 
-    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
-    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
-
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         # Propagation comes between the map and the bias.
@@ -141,10 +137,9 @@ class GCN(Stack):
         for layer in (*self.hidden, self.output):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.output.bias)
-        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
+        return observed.looped
 
     def last_layer(self, z: Tensor, graph: Any) -> Tensor:
         return graph.propagate(z)
@@ -230,8 +225,6 @@ class GAT(Stack):
     input_dropout: float | None = None
     attention_dropout: float | None = option(None, "On the attention weights; None uses `dropout`.")
     activation: str = one_of("elu", "relu")
-    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
-    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -245,10 +238,9 @@ class GAT(Stack):
         else:
             self.last = GATLayer(self.sizes[-1], out_channels, self.output_heads)
             self.bias = nn.Parameter(torch.zeros(out_channels))
-        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        graph = observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
+        graph = observed.looped
         layers, remedy = len(self.layers) + 1, "train with batch_size=…, or fewer heads"
         check_attention_memory("attention", [graph], self.heads, self.hidden_channels, layers, remedy)
         return graph

@@ -21,7 +21,7 @@ from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.nn.context import as_structure
-from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count
+from difformer.nn.protocol import Batch, Edges, Features, Weight, check_choice, check_count
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
@@ -45,7 +45,7 @@ class Observed:
     given: bool = False  # whether the caller passed edges, possibly none
 
     @staticmethod
-    def of(x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
+    def of(x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
         """From the arguments of a forward pass; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
@@ -212,9 +212,9 @@ class Encoder(nn.Module):
         """Makes the layers."""
         raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
 
-    def look(self, x: Features, *structure: Any) -> Observed:
-        """The observed structure: edges, their weights and the batch."""
-        return Observed.of(x, *structure)
+    def look(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> Observed:
+        """The observed structure."""
+        return Observed.of(x, edge_index, edge_weight, batch)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
@@ -224,9 +224,7 @@ class Encoder(nn.Module):
         """Outputs ``[N, out_channels]``."""
         return self.decode(self.states(x, observed))
 
-    def embed(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def embed(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
         return self.states(x, self.look(x, edge_index, edge_weight, batch))
 
@@ -234,9 +232,7 @@ class Encoder(nn.Module):
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
         return self.output(states)
 
-    def forward(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def forward(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """Outputs ``[N, out_channels]``."""
         return self.outputs(x, self.look(x, edge_index, edge_weight, batch))
 
@@ -251,12 +247,6 @@ class Penalised(Encoder):
         if self._penalty is None:
             raise UserError(f"{type(self).__name__} has no penalty yet: run a forward pass first")
         return self._penalty
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -> int:
