@@ -163,15 +163,13 @@ class EdgeDiffusion(Encoder):
     num_layers: int = option(2, "Steps.", least=0)
     diffusivity: str | Diffusivity = option("simple", "g: a name or a `Diffusivity`.")
     similarity: str = one_of("cosine", "distance", about="cosine as above; distance uses f(‖z_i - z_j‖²) instead of g.")
-    step_size: float = option(0.5, "τ.")
+    step_size: float = option(0.5, "τ.", within="(0, 1]")
     source_weight: float = option(0.0, "β; above 0 each step adds τβZ⁰.")
     transform: bool = option(True, "Whether h is a linear map per step; otherwise the identity.")
     norm: bool = option(True, "Whether a LayerNorm follows the input layer and each step.")
     dropout: float = option(0.0, "After the input layer and after each step.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        if not 0 < self.step_size <= 1:
-            raise UserError(f"step_size must lie in (0, 1], got {self.step_size!r}")
         EdgeAttention(self_loops(1), self.diffusivity, self.similarity)  # checks the diffusivity
         self.input = nn.Linear(in_channels, hidden_channels)
         self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.num_layers + 1))

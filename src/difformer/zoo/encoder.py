@@ -27,8 +27,15 @@ from difformer.shortcut import is_eager
 
 WORTH_A_LOOK = 2**28  # bytes; below this, free memory is not queried
 SIZES = ("in_channels", "hidden_channels", "out_channels")
-SHARES = ("alpha", "graph_weight", "residual_weight")  # options in [0, 1]
-POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
+# Valid values of numbers, by the name of an option; `option` can override them.
+INTERVALS = {
+    **dict.fromkeys(("alpha", "graph_weight", "residual_weight"), "[0, 1]"),
+    **dict.fromkeys(("beta", "beta1", "beta2", "penalty_weight"), "[0, inf)"),
+    **dict.fromkeys(("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold"), "(0, inf)"),
+    **dict.fromkeys(("time", "tolerance"), "(0, inf)"),
+    "gamma": "[0, 1)",
+    "teleport": "(0, 1)",
+}
 
 
 _loopless: ResultCache[Graph] = ResultCache()
@@ -126,27 +133,35 @@ class Option:
     about: str = ""
     choices: tuple[str, ...] = ()
     least: int = 1
+    within: str = ""
     annotation: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises a ValueError if `value` is not valid: by choices, by type for counts, else by name."""
+        """Raises a ValueError if `value` is not valid."""
         if self.choices:
             check_choice(name, value, self.choices)
         elif value is None and "None" in self.annotation:
             return
         elif self.annotation.startswith("int") or (self.annotation == "Any" and type(self.default) is int):
             check_count(name, value, self.least, optional="None" in self.annotation)
-        elif name.endswith("dropout") and not 0 <= value < 1:
-            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-        elif name in SHARES and not 0 <= value <= 1:
-            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-        elif name in POSITIVE and not 0 < value < math.inf:
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
+        interval = self.within or ("[0, 1)" if name.endswith("dropout") else INTERVALS.get(name))
+        if interval is not None:
+            low, high = (float(end) for end in interval[1:-1].split(","))
+            above = value >= low if interval[0] == "[" else value > low
+            if not (above and (value <= high if interval[-1] == "]" else value < high)):
+                raise UserError(f"{name} must lie in {interval}, got {value!r}", argument=name)
 
 
-def option(default: Any, about: str = "", *, least: int = 1) -> Any:
-    """Declares an option; `about` is added to the docstring of the class, `least` is the minimum of a count."""
-    return Option(default, about, least=least)
+def option(default: Any, about: str = "", *, least: int = 1, within: str = "") -> Any:
+    """Declares an option.
+
+    Args:
+        default: Its default.
+        about: Its meaning, for the docstring of the class.
+        least: The minimum of a count.
+        within: The valid interval of a number, such as ``"(0, 1]"``; by default that of `INTERVALS`.
+    """
+    return Option(default, about, least=least, within=within)
 
 
 def one_of(*choices: str, about: str = "") -> Any:

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from difformer.attention.segments import Segments
 from difformer.diffusion.coupling.matrix import is_symmetric
-from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
@@ -129,12 +128,6 @@ class Diffusion:
     top_k: int | None = 64
     threshold: float = 1e-4
     transition: str = "gcn"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.teleport < 1:
-            raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, or None to keep by threshold, got {self.top_k!r}")
 
     def closed_form(self, transition: Tensor) -> Tensor:
         """S of matrices T ``[…, n, n]``, dense."""
