@@ -21,7 +21,7 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import check_attention_memory, edge_scores, edge_softmax, edge_sum
-from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory, self_loops
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, self_loops
 from difformer.zoo.linear_maps import linear, make_norm
 
 METHODS = ("euler", "rk4", "dopri5")
@@ -181,10 +181,9 @@ class EdgeDiffusion(Encoder):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped
-        needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
-        what = f"{len(self.maps)} steps of edge attention on {{:,}} edges"
-        remedy = "train with batch_size=…, or fewer layers"
-        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
+        # A step stores states along edges, as attention with a head per channel does.
+        sizes, remedy = (self.output.in_features, 0, len(self.maps)), "train with batch_size=…, or fewer layers"
+        check_attention_memory(f"{len(self.maps)} steps of edge attention", [graph], *sizes, remedy)
         coupling = EdgeAttention(graph, self.diffusivity, self.similarity)
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = initial = dropout(z, self.dropout, self.training)
