@@ -165,7 +165,7 @@ def test_exphormers_attention_is_a_masked_dense_one():
     scores = torch.einsum("thd,nhd,mhd->thnm", layer.kinds, q, k) / 2
     weights = (scores.clamp(-LIMIT, LIMIT).exp() * kinds.unsqueeze(1)).sum(0)
     expected = torch.einsum("hnm,mhd->nhd", weights / weights.sum(-1, keepdim=True), v).flatten(1)
-    found = layer.attend(z, model.links(Observed.of(x, edges)))
+    found = layer.attend(z, model.links(Observed.of(x, edges))[1])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -153,13 +153,9 @@ class Option:
 
 
 def option(default: Any, about: str = "", *, least: int = 1, within: str = "") -> Any:
-    """Declares an option.
+    """Declares an option; `about` is added to the docstring of the class.
 
-    Args:
-        default: Its default.
-        about: Its meaning, for the docstring of the class.
-        least: The minimum of a count.
-        within: The valid interval of a number, such as ``"(0, 1]"``; by default that of `INTERVALS`.
+    `least` is the minimum of a count, `within` the valid interval of a number, by default that of `INTERVALS`.
     """
     return Option(default, about, least=least, within=within)
 

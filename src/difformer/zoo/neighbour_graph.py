@@ -7,7 +7,6 @@ An edge joins i and j if one is among the k nearest of the other; every node is 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,17 +42,12 @@ def _search(x: Features, k: int, metric: str, segments: Segments | None) -> Grap
     points = points.detach()
     if points.layout != torch.strided:  # the search takes coalesced CSR matrices on the CPU
         points = points.to_sparse_coo().coalesce().to_sparse_csr().cpu()
-    search = partial(knn_graph, metric=metric, include_self=True, symmetric=True)
-    if count == 0:
-        edges = torch.empty(2, 0, dtype=torch.long)
-    elif segments is None:
-        edges = search(points, min(k, count))
-    else:
-        # The search needs the rows of a graph to be contiguous.
-        order = segments.by_graph
+    ptr = torch.tensor([0, count])
+    if segments is not None:  # the search needs the rows of a graph to be contiguous
+        points = take_rows(points, segments.by_graph.to(points.device))
         ptr = torch.cat([segments.sizes.new_zeros(1), segments.sizes.cumsum(0)])
-        edges = order[search(take_rows(points, order.to(points.device)), k, node_ptr=ptr).to(order.device)]
-    return Graph(edges.to(x.device), count)
+    edges = knn_graph(points, k, metric=metric, include_self=True, symmetric=True, node_ptr=ptr).to(x.device)
+    return Graph(edges if segments is None else segments.by_graph[edges], count)
 
 
 class OnNeighbours(Encoder):
