@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import adjacency, points, some_edges
 from torch.nn import functional
 
 from difformer import Graph, zoo
@@ -10,24 +11,9 @@ from difformer.training import TrainConfig, train_one
 from difformer.zoo.heterophily import _shrunk, estimated_compatibility, rebuilt, rings, sinkhorn
 
 
-def points(nodes=24, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=24, count=30, seed=1):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
-
-
 def made(name, **options):
     torch.manual_seed(0)
     return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
-
-
-def adjacency(edges, nodes=24):
-    a = torch.zeros(nodes, nodes)
-    a[edges[1], edges[0]] = 1
-    return a
 
 
 def normalised(a):

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from problems import points, some_edges
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GATConv, GCNConv
@@ -19,15 +20,6 @@ from difformer.zoo.encoder import Observed
 from difformer.zoo.glcn import weighted_distance
 from difformer.zoo.lds import OuterStep, draw, network_states
 from difformer.zoo.neighbour_graph import neighbour_graph
-
-
-def points(nodes=30, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=30, count=60, seed=1):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
 
 
 def made(name, **options):
@@ -55,7 +47,7 @@ def gat_stack(model, x, edges, **options):
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_gcn_knn_is_pygs_layers_on_the_neighbour_graph(layers):
-    model, x = made("gcn-knn", num_layers=layers, k=4), points()
+    model, x = made("gcn-knn", num_layers=layers, k=4), points(30)
     edges = knn_graph(x, 4, include_self=True, symmetric=True)
     sizes = [6, *[16] * (layers - 1), 3]
     z = x
@@ -66,16 +58,16 @@ def test_gcn_knn_is_pygs_layers_on_the_neighbour_graph(layers):
         z = conv(z, edges)
         z = z if last else z.relu()
     # What is observed does not matter.
-    torch.testing.assert_close(model(x, some_edges()), z, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), z, rtol=1e-5, atol=1e-6)
 
 
 def test_gat_knn_is_pygs_layers_on_the_neighbour_graph():
-    model, x = made("gat-knn", k=4), points()
+    model, x = made("gat-knn", k=4), points(30)
     with torch.no_grad():
         for bias in (*model.biases, model.bias):
             bias.normal_()
     expected = gat_stack(model, x, knn_graph(x, 4, include_self=True, symmetric=True), add_self_loops=False)
-    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
@@ -104,10 +96,10 @@ def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_dense_gat_is_pygs_layers_on_the_complete_graph(layers):
-    model, x = made("dense-gat", num_layers=layers, graph_weight=0.0), points()
+    model, x = made("dense-gat", num_layers=layers, graph_weight=0.0), points(30)
     complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
     expected = gat_stack(model, x, complete, add_self_loops=False)
-    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_dense_attention_by_sorting_is_the_dense_formula_with_its_gradients():
@@ -138,7 +130,7 @@ def test_dense_attention_survives_large_scores_and_needs_no_pairs():
 
 
 def test_dense_gat_mixes_in_observed_edges():
-    x, edges = points(), some_edges()
+    x, edges = points(30), some_edges(30, 60)
     plain, mixed = made("dense-gat", num_layers=1), made("dense-gat", num_layers=1, graph_weight=0.3)
     observed = Graph(edges, 30).with_self_loops().propagate(x)
     torch.testing.assert_close(mixed.embed(x, edges), 0.7 * plain.embed(x) + 0.3 * observed, rtol=1e-5, atol=1e-6)
@@ -148,7 +140,7 @@ def test_dense_gat_mixes_in_observed_edges():
 
 
 def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
-    model, x, edges = made("glcn", num_layers=1), points(), some_edges()
+    model, x, edges = made("glcn", num_layers=1), points(30), some_edges(30, 60)
     graph = Graph(edges, 30).with_self_loops()
     p = model.project(x)
     scores = torch.relu(((p[:, None] - p[None]).abs() @ model.metric).squeeze(-1))
@@ -167,7 +159,7 @@ def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
 
 
 def test_glcn_takes_all_pairs_where_there_are_no_edges():
-    model, x = made("glcn"), points()
+    model, x = made("glcn"), points(30)
     complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
     torch.testing.assert_close(model(x), model(x, complete), rtol=1e-4, atol=1e-5)
     pairs = model.penalty()
@@ -382,7 +374,7 @@ def test_validation_labels_reach_lds_valid_and_no_other_system():
 
 
 def test_lds_draws_by_seed_and_epoch_whatever_torchs_generator_does():
-    x, edges, y = points(), some_edges(), torch.arange(30) % 3
+    x, edges, y = points(30), some_edges(30, 60), torch.arange(30) % 3
     found = []
     for noise in (1, 2):
         torch.manual_seed(0)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from problems import adjacency, points, some_edges
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import shortest_path
 from torch.nn import functional
@@ -30,24 +31,9 @@ from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvect
 CPU = torch.device("cpu")
 
 
-def points(nodes=24, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=24, count=30, seed=1, directed=False):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return ends if directed else torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
-
-
 def made(name, **options):
     torch.manual_seed(0)
     return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
-
-
-def adjacency(edges, nodes):
-    a = torch.zeros(nodes, nodes)
-    a[edges[1], edges[0]] = 1
-    return a
 
 
 # ---- random features and NodeFormer
