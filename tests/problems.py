@@ -186,7 +186,7 @@ def adjacency(edges: Tensor, nodes: int = 24) -> Tensor:
 
 def changed(x: Tensor) -> Tensor:
     """Other directions, not only other lengths, which unit rows and norms would hide."""
-    return x * torch.linspace(-3, 3, x.shape[-1], dtype=x.dtype, device=x.device) + 2
+    return x * torch.linspace(-1, 2, x.shape[-1], dtype=x.dtype, device=x.device) + 1
 
 
 class ChangedLinear(nn.Linear):
