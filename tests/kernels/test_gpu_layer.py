@@ -564,7 +564,7 @@ def test_few_launches_and_operations_per_layer(calls, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests above have run")
-def test_all_of_this_under_the_interpreter():
+def test_kernels_agree_under_the_triton_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -316,7 +316,7 @@ def test_lds_accepts_its_own_and_new_nodes_and_refuses_others():
 
 
 @pytest.mark.parametrize(("name", "what"), [("lds", "edge probabilities"), ("glcn", "pairs")])
-def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
+def test_graphs_that_do_not_fit_in_memory_are_refused(name, what, monkeypatch):
     from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)

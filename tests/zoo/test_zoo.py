@@ -93,7 +93,7 @@ def test_every_model_follows_the_protocol(name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_features_may_be_sparse(name):
+def test_sparse_features_give_the_outputs_of_dense_ones(name):
     model = observed(made(name), 20)
     x, edge_index = problem()
     x = x * (torch.rand(20, 6, generator=torch.Generator().manual_seed(2)) < 0.3)
@@ -153,14 +153,14 @@ def test_every_parameter_is_trained(name):
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_series_are_learnt(name):
+def test_models_for_series_train_on_a_series(name):
     record = train_one(series_task(), 0, TrainConfig(model=name, epochs=2, learning_rate=0.01), 0, "cpu")
     assert record.outputs.shape == (6, 5, 1)
     assert record.outputs.isfinite().all()
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_graphs_are_learnt(name):
+def test_models_for_graphs_train_on_graphs(name):
     config = TrainConfig(model=name, epochs=2, batch_size=3, learning_rate=0.01)
     record = train_one(graphs_task(), 0, config, 0, "cpu")
     assert record.outputs.shape == (8, 1)
