@@ -189,7 +189,8 @@ class _Collect(_EdgeFunction):
     @staticmethod
     def forward(y: Tensor, ends: Ends) -> Tensor:
         if order := ends.order(y, 1):
-            return torch.segment_reduce(y.index_select(0, order.edge), "sum", offsets=order.crow.long())
+            incidence = order._replace(col=order.edge.int())  # several times as fast as a segmented sum
+            return _product(incidence.matrix(y.new_ones(y.shape[0]), y.shape[0]), y)
         return y.new_zeros(ends.nodes, y.shape[1]).index_add(0, ends.into, y)
 
     @staticmethod
