@@ -1,6 +1,6 @@
-"""Diffusions whose exact answer is known.
+"""What tests of several rooms share: diffusions whose exact answer is known, random inputs, changed modules.
 
-Each problem gives states, what drives them, and the states at any time t of the flow dZ/dt = SZ - D̃Z + βH; where the
+Each `Problem` gives states, what drives them, and the states at any time t of the flow dZ/dt = SZ - D̃Z + βH; where the
 coupling is a graph, also the ends of its spectrum. A mode of eigenvalue λ decays like e^(-λt), and over k Euler steps
 like (1 - τλ)^k.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.diffusion import AllPairAttention, Coupling, GraphCoupling
 from difformer.graph import Graph
@@ -158,3 +158,50 @@ GRAPH_PROBLEMS = {
     for problem in (two_nodes, path, cycle, complete, two_components, star_with_source, pair_with_drift)
 }
 PROBLEMS = {**GRAPH_PROBLEMS, "uniform_attention": uniform_attention, "two_simple_states": two_simple_states}
+
+
+# ---- random inputs
+
+
+def points(nodes: int = 24, features: int = 6, seed: int = 0) -> Tensor:
+    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
+
+
+def some_edges(
+    nodes: int = 24, count: int = 30, seed: int = 1, *, directed: bool = False, loops: bool = True
+) -> Tensor:
+    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
+    ends = ends if loops else ends[:, ends[0] != ends[1]]
+    return ends if directed else torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+
+
+def adjacency(edges: Tensor, nodes: int = 24) -> Tensor:
+    a = torch.zeros(nodes, nodes)
+    a[edges[1], edges[0]] = 1
+    return a
+
+
+# ---- modules whose outputs are changed
+
+
+def changed(x: Tensor) -> Tensor:
+    """Other directions, not only other lengths, which unit rows and norms would hide."""
+    return x * torch.linspace(-1, 2, x.shape[-1], dtype=x.dtype, device=x.device) + 1
+
+
+class ChangedLinear(nn.Linear):
+    """Like a low-rank adapter: the same weights, another result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return changed(super().forward(x))
+
+
+class ChangedModule(nn.Module):
+    """A wrapper of another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return changed(self.inner(*args, **kwargs))

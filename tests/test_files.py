@@ -74,7 +74,7 @@ def test_concurrent_writers_leave_one_whole_file(tmp_path):
     assert os.listdir(tmp_path) == ["file.bin"]
 
 
-def test_a_lock_that_is_gone_at_once_holds_nothing(tmp_path, monkeypatch):
+def test_a_lock_file_that_is_removed_at_once_is_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_lock_file", lambda folder: None)
     with pytest.raises(RunFolderError, match="removed at once"), only_one(tmp_path):
         write_bytes(tmp_path / "result", b"")

@@ -1,8 +1,8 @@
 """Work that depends only on an input is done once: sorted graphs, neighbour graphs, distances, walks.
 
 What was computed for a tensor or `Graph` is kept while it lives; an in-place change of a tensor is noticed by its
-version counter. Copies and saved models start without. Safe to use from several threads: two that ask at the same time
-may both compute it, and either result may be used.
+version counter, also if the tensor belongs to a graph. Copies and saved models start without. Safe to use from several
+threads: two that ask at the same time may both compute it, and either result may be used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ResultCache(Generic[T]):
             key: What else the result depends on; tensors are compared by value, `SameTensor` by identity and version.
             work: Computes it; called without autograd, inference mode and autocast.
         """
-        key = (*key, version_of(owner))
+        key = (*key, *_contents(owner))
         with self._lock:
             known = self._found.get(owner, ())
         for before, result in known:
@@ -74,6 +74,14 @@ class SameTensor:
 def version_of(owner: Any) -> int:
     """Counts the in-place changes of a tensor; tensors of inference mode, and other objects, have no counter."""
     return owner._version if isinstance(owner, Tensor) and not owner.is_inference() else 0
+
+
+def _contents(owner: Any) -> tuple[Any, ...]:
+    """What tells whether `owner` was changed: its version, or for a graph which tensors it holds and their versions."""
+    if not hasattr(owner, "edge_weight") or torch.compiler.is_compiling():
+        return (version_of(owner),)
+    held = (owner.edge_index, owner.edge_weight)
+    return tuple(SameTensor(x) if isinstance(x, Tensor) else x for x in held)
 
 
 def _same(x: Any, y: Any) -> bool:

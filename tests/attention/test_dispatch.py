@@ -33,7 +33,7 @@ CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
     ],
     ids=str,
 )
-def test_explained(n, d, options, backend, reason):
+def test_explain_names_the_backend_and_the_reason(n, d, options, backend, reason):
     found = explain(n, d, **options)
     assert found.backend == backend
     assert re.search(reason, str(found)), str(found)
@@ -52,7 +52,7 @@ def test_monomials_that_do_not_fit_are_not_chosen(monkeypatch):
     assert "0.1 GiB are free" in found.reason
 
 
-def test_memory_that_a_container_leaves(tmp_path):
+def test_memory_limit_of_a_container_is_read(tmp_path):
     assert memory._of_the_container(tmp_path) is None
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.max").write_text("max\n")
@@ -63,7 +63,7 @@ def test_memory_that_a_container_leaves(tmp_path):
     assert memory._of_the_container(tmp_path) == 500
 
 
-def test_memory_that_is_free(monkeypatch):
+def test_tile_size_follows_from_free_memory(monkeypatch):
     assert 2**20 < memory.free_bytes(torch.device("cpu")) <= 1 << 62
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     sizes = {}
@@ -86,7 +86,7 @@ def test_memory_that_is_free(monkeypatch):
         ("gaussian", torch.bfloat16, 300, False, "blockwise"),
     ],
 )
-def test_on_a_gpu(monkeypatch, form, dtype, width, transformed, backend):
+def test_backend_on_a_gpu_depends_on_diffusivity_dtype_and_width(monkeypatch, form, dtype, width, transformed, backend):
     monkeypatch.setattr(fused, "kernels", object())
     situation = dispatch.Situation(10_000, width, width, 1, torch.device("cuda"), dtype, transformed=transformed)
     assert dispatch.choose(situation, score_key(form, width), None).backend == backend

@@ -96,7 +96,7 @@ def played(monkeypatch):
 @pytest.mark.parametrize("diffusivity", [SIMPLE, SIGMOID], ids=lambda d: d.name)
 @pytest.mark.parametrize("batch", [None, BATCH], ids=["one graph", "batch"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_around_the_kernels(played, diffusivity, batch, shared):
+def test_fused_wrapper_equals_the_dense_formula_with_gradients(played, diffusivity, batch, shared):
     inputs = make_inputs(len(BATCH), 2, 5, 3, shared=shared, dtype=torch.float32)
     segments = None if batch is None else Segments(batch)
     found = answer_and_gradients(lambda *x: fused.propagate(*x, diffusivity, segments), *inputs)
@@ -142,7 +142,7 @@ def test_float32_is_multiplied_as_precisely_as_torch_is_asked_to(precision, part
         torch.set_float32_matmul_precision(before)
 
 
-def test_says_what_it_serves():
+def test_fused_backend_refuses_the_cpu():
     q, k, v = make_inputs(4, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"'fused' needs a CUDA device .* got cpu"):
         fused.propagate(q, k, v, SIGMOID)
@@ -158,7 +158,7 @@ def test_says_what_it_serves():
     [(1, 1, 4, 4), (130, 2, 16, 8), (1000, 1, 64, 64), (515, 3, 33, 20), (400, 1, 128, 128), (90, 2, 20, 100)],
 )
 @pytest.mark.parametrize("batched", [False, True])
-def test_kernels(diffusivity, dtype, tolerance, n, heads, d, c, batched):
+def test_fused_kernels_equal_the_dense_formula_with_gradients(diffusivity, dtype, tolerance, n, heads, d, c, batched):
     generator = torch.Generator().manual_seed(0)
     batch = torch.randint(0, 9, (n,), generator=generator).cuda() if batched else None
     inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, heads, d, c, dtype=dtype)]

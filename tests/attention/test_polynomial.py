@@ -60,7 +60,7 @@ def test_degrees_that_are_not_there_are_left_out():
     assert degree_for(CONSTANT, 1e-9) == 0
 
 
-def test_no_degree_is_enough_for_a_narrow_peak():
+def test_diffusivity_too_narrow_for_a_polynomial_is_refused():
     with pytest.raises(ValueError, match=r"'gaussian:0.1' is no polynomial to tol = 0.001.*blockwise"):
         degree_for(gaussian(0.1), 1e-3)
     with pytest.raises(ValueError, match="tol must lie between 0 and 1, got 2"):
@@ -119,7 +119,7 @@ def test_output_within_the_bound_and_gradients_within_theirs(diffusivity, tol):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("batched", [False, True], ids=["one graph", "batch"])
-def test_precisions_and_batches(dtype, tolerance, batched):
+def test_error_stays_within_tolerance_for_precisions_and_batches(dtype, tolerance, batched):
     n = 400
     batch = (
         torch.where(torch.arange(n) % 4 == 0, torch.arange(n) % 3 + 1, 0) if batched else None
@@ -143,7 +143,7 @@ def test_sums_of_parts_answer_for_the_whole():
     torch.testing.assert_close((parts[0] + parts[1]).answer(q), by_monomials(q, k, v, SIGMOID))
 
 
-def test_the_halves_differentiate():
+def test_moments_and_evaluation_pass_gradcheck():
     x, y = torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(5, 1, 2, dtype=torch.float64)
     powers = (0.5, 0.3, 0.0, 0.2, 0.1)
     assert torch.autograd.gradcheck(lambda x, y: moments(x, y, powers), (x.requires_grad_(), y.requires_grad_()))
@@ -189,7 +189,7 @@ def test_rows_beyond_the_ball_are_refused(name):
         by_monomials(*inputs.values(), SIGMOID)
 
 
-def test_where_it_pays():
+def test_number_of_pairs_from_which_a_polynomial_pays():
     def at(d):
         return polynomial.pairs_that_pay(d, d, polynomial.expand(as_diffusivity("sigmoid"), 1e-3))
 

@@ -27,7 +27,7 @@ shapes = pytest.mark.parametrize(
 @cases
 @precisions
 @shapes
-def test_one_graph(backend, diffusivity, dtype, n, heads, d, c, shared):
+def test_one_graph_equals_the_dense_formula_with_gradients(backend, diffusivity, dtype, n, heads, d, c, shared):
     inputs = make_inputs(n, heads, d, c, shared=shared, dtype=dtype)
     actual = answer_and_gradients(lambda *x: propagate(*x, diffusivity, backend=backend), *inputs)
     assert_near(actual, expected(diffusivity, *inputs), TOLERANCE[dtype])
@@ -71,7 +71,7 @@ def test_what_is_not_finite_stays_in_its_graph(backend, diffusivity):
 
 @cases
 @pytest.mark.parametrize("batched", [False, True], ids=["one graph", "batch"])
-def test_gradcheck(backend, diffusivity, batched):
+def test_every_backend_passes_gradcheck(backend, diffusivity, batched):
     batch = torch.tensor([0, 1, 1, 0, 1, 2]) if batched else None
     inputs = make_inputs(6, 2, 3, 2, shared=True)
     assert torch.autograd.gradcheck(lambda *x: propagate(*x, diffusivity, batch=batch, backend=backend), inputs)
@@ -106,14 +106,14 @@ def test_exponentials_of_large_scores_stay_finite(backend, batched):
 
 
 @pytest.mark.parametrize("backend", ["reference", "linear", "blockwise", "auto"])
-def test_no_rows(backend):
+def test_empty_input_gives_empty_output(backend):
     q, k, v = make_inputs(0, 2, 4, 3)
     assert propagate(q, k, v, "simple", backend=backend).shape == (0, 2, 3)
     empty = torch.empty(0, dtype=torch.long)
     assert propagate(q, k, v, "simple", batch=empty, backend=backend).shape == (0, 2, 3)
 
 
-def test_without_heads_and_identity():
+def test_propagation_without_a_head_axis_and_with_identity():
     q, k, v = (x.detach().squeeze(1) for x in make_inputs(9))
     torch.testing.assert_close(
         propagate(q, k, v, "sigmoid"), propagate(q[:, None], k[:, None], v[:, None], "sigmoid")[:, 0]
@@ -146,7 +146,7 @@ def test_second_derivatives_say_where_to_get_them():
         (lambda q, k, v: (q, k, v, {"backend": "linear"}), "'linear' is for .* not 'sigmoid'"),
     ],
 )
-def test_errors_say_what_came_and_what_was_expected(change, complaint):
+def test_errors_name_the_given_and_the_expected_value(change, complaint):
     q, k, v, options = change(*make_inputs(9, 2))
     with pytest.raises(ValueError, match=complaint):
         propagate(q, k, v, "sigmoid", **options)

@@ -17,11 +17,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
-def test_built_in_forms(name):
+def test_forms_of_built_in_diffusivities(name):
     assert form_of(as_diffusivity(name, channels=16)) == FORMS[name]
 
 
-def test_names_do_not_deceive():
+def test_form_follows_the_function_and_not_the_name():
     # Called simple, but twice the slope: the sums of 1 + x would be wrong.
     steep = Diffusivity("simple", f=lambda u: 1 + 2 * (1 - u / 2) + 1)
     assert form_of(steep) == "general"

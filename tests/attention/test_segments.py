@@ -50,12 +50,12 @@ def test_one_size_needs_no_padding():
     assert "64 graphs" in repr(segments)
 
 
-def test_graphs_that_have_edges():
+def test_has_edges_marks_rows_of_graphs_with_edges():
     segments = Segments(torch.tensor([0, 1, 1, 2]))
     assert segments.has_edges(torch.tensor([[1], [2]])).tolist() == [False, True, True, False]
 
 
-def test_numbers_of_graphs():
+def test_num_graphs_allows_empty_graphs_and_is_checked():
     assert Segments(torch.tensor([0, 2]), num_graphs=5).sizes.tolist() == [1, 0, 1, 0, 0]
     with pytest.raises(ValueError, match="num_graphs is 2, but batch names graph 2"):
         Segments(torch.tensor([0, 2]), num_graphs=2)

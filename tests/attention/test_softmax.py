@@ -27,14 +27,14 @@ def test_scaled_dot_product_is_the_row_normalised_exponential(diffusivity, heads
 
 @pytest.mark.parametrize("batch", [None, torch.zeros(4, dtype=torch.long)], ids=["one graph", "batch"])
 @pytest.mark.parametrize("diffusivity", ["sigmoid", "softmax"])
-def test_what_it_cannot_do_is_refused_with_advice(diffusivity, batch):
+def test_softmax_backend_refuses_unsupported_input_with_advice(diffusivity, batch):
     q, k, v = make_inputs(4, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"'softmax' needs an exponential.* got .*cpu, torch.float32.*backend='auto'"):
         propagate(q, k, v, diffusivity, backend="softmax", batch=batch)
 
 
 @pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
-def test_rows_that_no_kernel_holds_are_left_to_others(dtype, widest):
+def test_rows_too_wide_for_the_softmax_kernel_use_another_backend(dtype, widest):
     situation = dispatch.Situation(1000, widest, widest, 1, torch.device("cuda"), dtype)
     assert dispatch.softmax_serves(situation, "exponential")
     assert not dispatch.softmax_serves(dataclasses.replace(situation, c=widest + 1), "exponential")
@@ -58,7 +58,7 @@ def test_output_and_gradients_on_a_gpu(diffusivity, dtype, tolerance, n, heads, 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("diffusivity", ["sigmoid", "softmax"])
 @pytest.mark.parametrize("width", [128, 200, 256])
-def test_wide_rows_of_a_batch(diffusivity, dtype, tolerance, width):
+def test_wide_rows_of_a_batch_equal_the_dense_formula(diffusivity, dtype, tolerance, width):
     batch = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(0)).cuda()
     inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(300, 1, width, width, dtype=dtype)]
     found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, batch=batch), *inputs)

@@ -158,7 +158,7 @@ def test_export_of_many_rows_keeps_scores_in_parts(monkeypatch):
 
 @diffusivities
 @batches
-def test_autocast(diffusivity, batch):
+def test_autocast_stays_close_and_returns_bfloat16(diffusivity, batch):
     q, k, v = make_inputs(N, 2, 8, 6, dtype=torch.float32)
     operator = lambda *x: propagate(*x, diffusivity, batch=batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -158,6 +158,6 @@ def test_grayscale_gives_three_equal_channels():
         ({"flip": 1.5}, "flip is a probability"),
     ],
 )
-def test_views_that_cannot_be_are_refused(options, complaint):
+def test_invalid_view_options_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         ViewConfig(**options)

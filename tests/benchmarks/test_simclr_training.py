@@ -125,7 +125,7 @@ def test_mixed_precision_stays_near_and_keeps_weights_in_float32():
     assert mixed.losses == pytest.approx(exact.losses, rel=0.05)
 
 
-def test_a_loss_that_is_lost_is_an_error():
+def test_a_non_finite_loss_is_an_error():
     images, _ = blobs(32, side=8)
     with pytest.raises(FloatingPointError, match=r"lower learning_rate \(now 1e\+30\)"):
         train_simclr(images, **TINY, learning_rate=1e30)
@@ -156,7 +156,7 @@ def test_options_out_of_range_are_refused(options, complaint):
         ([[1]], "numpy array"),
     ],
 )
-def test_what_is_not_images_is_refused(images, complaint):
+def test_invalid_images_are_refused(images, complaint):
     with pytest.raises(ValueError, match=complaint):
         train_simclr(images)
 

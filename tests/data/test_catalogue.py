@@ -119,7 +119,7 @@ def test_addresses_and_checksums_are_well_formed(form):
 
 
 @pytest.mark.parametrize("spelling", ["Cora", " cora ", "CORA"])
-def test_spelling_does_not_matter(spelling):
+def test_data_set_names_ignore_case_and_separators(spelling):
     assert entry(spelling).name == "cora"
     assert entry("Amazon_Photo").name == "amazon-photo"
     assert entry("Reed98").name == "facebook100-reed98"
@@ -138,14 +138,14 @@ def test_a_name_like_no_other_brings_them_all():
         load("qqqqqqqqqqqq")
 
 
-def test_an_unknown_option_brings_those_there_are():
+def test_an_unknown_option_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no option 'num_split'; did you mean num_splits.*protocol='random'"):
         load("cora", num_split=3)
     with pytest.raises(ValueError, match="'sbm' has no option 'root_folder'"):
         load("sbm", root_folder=3)
 
 
-def test_what_is_on_disk(cache, tmp_path):
+def test_list_shows_which_data_sets_are_on_disk(cache, tmp_path):
     listed = {one.entry.name: one for one in list_datasets(tmp_path)}
     assert listed["digits"].place == "built in"
     assert listed["cora"].place is None

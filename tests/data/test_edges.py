@@ -17,7 +17,7 @@ def as_index(edges):
 
 
 @given(edges=edge_lists, directed=st.booleans(), self_loops=st.sampled_from(["add", "remove", "keep"]))
-def test_what_comes_out_is_the_set_of_edges_asked_for(edges, directed, self_loops):
+def test_tidy_edges_returns_the_requested_set_of_edges(edges, directed, self_loops):
     out, weight = tidy_edges(as_index(edges), num_nodes=6, directed=directed, self_loops=self_loops)
     expected = set(edges) if directed else set(edges) | {(j, i) for i, j in edges}
     if self_loops == "remove":

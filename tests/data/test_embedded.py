@@ -14,7 +14,7 @@ def no_files_at_all(cache, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables(name):
+def test_built_in_tables_match_their_entries(name):
     task = load(name, num_splits=3)
     one = ENTRIES[name]
     assert (task.num_instances, task.num_features, task.num_outputs) == (one.nodes, one.features, one.outputs)
@@ -46,7 +46,7 @@ def test_rows_as_they_come_are_brought_to_the_scale_of_the_table(name):
     assert not torch.allclose(raw, task.x)
 
 
-def test_neighbours():
+def test_neighbour_graph_of_a_table_is_exact():
     task = load("iris", knn=5)
     distance = torch.cdist(task.x.double(), task.x.double())
     joined = torch.zeros(150, 150, dtype=torch.bool)
@@ -62,7 +62,7 @@ def test_neighbours():
     assert "5 nearest" in task.protocol
 
 
-def test_karate():
+def test_karate_equals_networkx():
     networkx = pytest.importorskip("networkx")
     task, club = load("karate"), networkx.karate_club_graph()
     mine = {tuple(sorted(edge)) for edge in task.edge_index.t().tolist() if edge[0] != edge[1]}

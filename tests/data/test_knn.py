@@ -198,7 +198,7 @@ def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self, t
         ({"k": 1, "x": torch.tensor([[float("nan")], [1.0]])}, "NaN"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(options, complaint):
+def test_invalid_neighbour_searches_are_refused(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         knn_graph(**{"x": torch.zeros(4, 2), **options})
 

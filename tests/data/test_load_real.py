@@ -47,7 +47,7 @@ def rows_of(x):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graphs(real_data, name):
+def test_real_graphs_have_their_published_sizes(real_data, name):
     few = {"num_splits": 2} if "num_splits" in dataset_options(name) else {}
     task = real(real_data, name, **few)
     nodes, edges, features, classes = GRAPHS[name]
@@ -150,7 +150,7 @@ def test_genders_that_are_unknown(real_data):
     assert (rows_of(task.x).sum(1) == 6).all()  # one value of each of six columns
 
 
-def test_chickenpox(real_data):
+def test_chickenpox_has_its_published_sizes(real_data):
     task = real(real_data, "chickenpox")
     assert task.x.shape == (517, 20, 4)
     assert task.splits[0].sizes() == (103, 103, 311)
@@ -178,7 +178,7 @@ def test_zero_everywhere_scores_what_is_known_of_the_public_code(real_data):
         assert task.y[task.splits[0].test].square().mean().item() == pytest.approx(known, abs=1e-4)
 
 
-def test_covid(real_data):
+def test_covid_has_its_published_sizes_and_edges(real_data):
     task = real(real_data, "covid")
     assert task.x.shape == (53, 129, 8)
     assert task.splits[0].sizes() == (10, 10, 33)
@@ -213,7 +213,7 @@ def test_twenty_news_reproduces_the_published_features(real_data):
 _NAMES = {"data": "tfidf_data", "indices": "indices", "indptr": "indptr", "shape": "shape"}
 
 
-def test_cifar10(real_data):
+def test_cifar10_features_have_their_sizes_and_splits(real_data):
     task = real(real_data, "cifar10", per_class=10)
     assert (task.num_instances, task.num_features, task.num_outputs) == (15000, 512, 10)
     assert task.splits[0].sizes() == (100, 1000, 13900)
@@ -228,7 +228,7 @@ def test_cifar10(real_data):
     assert "SimCLR" in task.protocol
 
 
-def test_synmol(real_data):
+def test_synmol_has_its_published_sizes(real_data):
     task = real(real_data, "synmol")
     assert task.num_instances == 8665
     assert task.num_features == 17

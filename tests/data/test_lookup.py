@@ -62,7 +62,7 @@ def left_behind(folder):
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) if folder.exists() else []
 
 
-def test_a_good_file_arrives_once(cache, server, monkeypatch):
+def test_a_valid_file_is_downloaded_once(cache, server, monkeypatch):
     server.answers = [(200, CONTENT, len(CONTENT))]
     offer(monkeypatch, server.address, checksum=f"sha256:{SHA256}")
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_good_file_arrives_once(cache, server, monkeypatch):
     assert left_behind(cache) == ["family/thing.bin"]
 
 
-def test_md5_is_known_too(cache, server, monkeypatch):
+def test_md5_checksums_are_supported(cache, server, monkeypatch):
     server.answers = [(200, CONTENT, len(CONTENT))]
     offer(monkeypatch, server.address, checksum="md5:" + hashlib.md5(CONTENT).hexdigest())
     assert locate("thing").path.read_bytes() == CONTENT
@@ -116,13 +116,13 @@ def test_a_bad_answer_is_refused_and_leaves_nothing(cache, server, monkeypatch, 
 
 
 @pytest.mark.parametrize("announced", ["many", "-5"])
-def test_a_length_that_is_none_is_not_believed(cache, server, monkeypatch, announced):
+def test_an_invalid_content_length_is_ignored(cache, server, monkeypatch, announced):
     server.answers = [(200, CONTENT, announced)]
     offer(monkeypatch, server.address, checksum=f"sha256:{SHA256}")
     assert locate("thing").path.read_bytes() == CONTENT
 
 
-def test_a_whole_file_without_checksum_ends_well(cache, server, monkeypatch):
+def test_a_complete_file_without_checksum_is_accepted(cache, server, monkeypatch):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a", "b")
@@ -166,13 +166,13 @@ def test_what_the_server_says_stays_on_one_line(cache, monkeypatch):
     assert str(caught.value).isprintable()
 
 
-def test_a_passing_fault_is_tried_again(cache, server, monkeypatch):
+def test_a_transient_error_is_retried(cache, server, monkeypatch):
     server.answers = [(500, b"", 0), (200, CONTENT[:10], len(CONTENT)), (200, CONTENT, len(CONTENT))]
     offer(monkeypatch, server.address)
     assert locate("thing").path.read_bytes() == CONTENT
 
 
-def test_no_network(cache, monkeypatch):
+def test_missing_network_is_reported(cache, monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -229,7 +229,7 @@ def test_root_comes_first_then_the_variable_then_the_cache(cache, tmp_path, monk
     assert find("thing", places["root"]) is None
 
 
-def test_a_form_counts_only_when_it_is_complete(cache, tmp_path, monkeypatch):
+def test_an_incomplete_form_of_a_data_set_is_ignored(cache, tmp_path, monkeypatch):
     forms = (Form("two", (RemoteFile("a"), RemoteFile("b"))), Form("one", (RemoteFile("c"),)))
     monkeypatch.setitem(FORMS, "thing", forms)
     for name in ("a", "c"):
@@ -241,7 +241,7 @@ def test_a_form_counts_only_when_it_is_complete(cache, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["root", "variable"])
-def test_a_folder_that_is_none_is_refused(cache, tmp_path, monkeypatch, place):
+def test_a_missing_data_folder_is_refused(cache, tmp_path, monkeypatch, place):
     absent = tmp_path / "absent"
     if place == "variable":
         monkeypatch.setenv("DIFFORMER_DATA", str(absent))
@@ -251,7 +251,7 @@ def test_a_folder_that_is_none_is_refused(cache, tmp_path, monkeypatch, place):
         load("cifar10", absent if place == "root" else None)
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "chosen"))
     assert cache_folder() == tmp_path / "chosen"
     monkeypatch.delenv("DIFFORMER_CACHE")
@@ -260,7 +260,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "xdg" / "difformer"
 
 
-def test_an_empty_variable_is_no_folder(cache, monkeypatch):
+def test_an_empty_environment_variable_is_ignored(cache, monkeypatch):
     monkeypatch.setenv("DIFFORMER_DATA", "")
     assert folders() == ()
 

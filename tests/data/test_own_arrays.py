@@ -84,7 +84,7 @@ def test_frames_of_edges_and_pairs_of_ids():
     assert pairs(from_arrays(X, Y, polars)) == BOTH_WAYS
 
 
-def test_weights_directions_and_loops():
+def test_edge_weights_directions_and_self_loops_are_kept():
     weights = [1.0, 2.0, 3.0, 4.0]
     task = from_arrays(X, Y, EDGES, weights, directed=True, self_loops="keep")
     assert task.edge_index.tolist() == EDGES.tolist()
@@ -295,7 +295,7 @@ def test_edges_to_unknown_nodes_are_refused():
             from_arrays(X, Y, edges)
 
 
-def test_counts_must_agree():
+def test_mismatched_counts_are_refused():
     with pytest.raises(DataError, match="expected 8 labels, one per row of x, got 3"):
         from_arrays(X, [0, 1, 0])
     with pytest.raises(DataError, match="3 labelled instances are too few to give 25% of them to valid"):

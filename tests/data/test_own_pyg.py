@@ -38,7 +38,7 @@ def test_given_splits_override_invalid_masks():
     assert from_pyg(data(**masks(torch.zeros(8))), splits=split).splits == (split,)
 
 
-def test_one_graph_of_pyg():
+def test_a_pyg_graph_keeps_edges_weights_and_masks():
     task = from_pyg(data(edge_attr=torch.arange(4.0)[:, None]), directed=True)
     assert task.edge_index.tolist() == EDGES.tolist()
     assert task.edge_weight.tolist() == [0, 1, 2, 3]
@@ -56,7 +56,7 @@ def test_one_graph_of_pyg():
     assert any("edge_attr with 5 columns is not used" in note for note in task.notes)
 
 
-def test_many_graphs_of_pyg():
+def test_a_list_of_pyg_graphs_becomes_a_task_of_graphs():
     graphs = [
         data(y=torch.tensor([i % 2]), pos=torch.ones(8, 3) * i, edge_index=torch.from_numpy(EDGES)[:, : i % 4])
         for i in range(8)

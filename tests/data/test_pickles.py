@@ -60,7 +60,7 @@ def test_pickles_that_call_anything_are_refused(foul, protocol):
 
 @given(content=st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_noise_gives_an_error_or_plain_values(content):
+def test_random_bytes_give_a_data_error_or_plain_values(content):
     with contextlib.suppress(DataError):
         assert not callable(read_pickle(content))
 

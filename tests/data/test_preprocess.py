@@ -21,7 +21,7 @@ from difformer.data.sparse_features import feature_tensor
     loops=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_undirected(n, pairs, loops):
+def test_undirected_edges_are_sorted_and_unique(n, pairs, loops):
     edges = np.array([p for p in pairs if max(p) < n], dtype=np.int32).reshape(-1, 2).T
     got = undirected(edges, n, self_loops=loops)
     wanted = {(a, b) for a, b in edges.T.tolist() if a != b} | {(b, a) for a, b in edges.T.tolist() if a != b}
@@ -97,7 +97,7 @@ def test_an_index_outside_a_stored_matrix_is_refused(part, value):
     block=st.integers(1, 80),
 )
 @settings(max_examples=60, deadline=None)
-def test_numbers_come_out_whatever_the_blocks(rows, ending, last, block):
+def test_numbers_are_read_across_block_boundaries(rows, ending, last, block):
     text = ending.join(f"{a},{b}" for a, b in rows) + (ending if last else "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("difformer.data.archives.BLOCK_BYTES", block)
@@ -120,6 +120,6 @@ def test_numbers_come_out_whatever_the_blocks(rows, ending, last, block):
         (b"1,2\n\n3,4\n", "f, line 2: expected 2 numbers, got 0"),
     ],
 )
-def test_what_is_no_number_is_found(text, complaint):
+def test_cells_that_are_not_numbers_are_refused(text, complaint):
     with pytest.raises(DataError, match=complaint):
         list(number_blocks(io.BytesIO(text), columns=2, dtype=np.int64, path="f"))

@@ -25,14 +25,14 @@ class TestProcessed:
         path.write_bytes(b"1")
         return path
 
-    def test_is_made_once(self, cache, source):
+    def test_processed_file_is_written_once(self, cache, source):
         first, second = self.get(source), self.get(source)
         assert self.built == 1
         assert all((first[key] == second[key]).all() for key in ("a", "b"))
         assert len(left_behind(cache / "processed")) == 1
         assert left_behind(source.parent / "processed") == []
 
-    def test_is_rebuilt_when_anything_changes(self, cache, source):
+    def test_processed_file_is_rewritten_when_its_source_changes(self, cache, source):
         self.get(source)
         self.get(source, "thing-5")
         source.write_bytes(b"22")
@@ -41,7 +41,7 @@ class TestProcessed:
         self.get(source)
         assert self.built == 4
 
-    def test_files_alike_in_two_folders_are_two(self, cache, source):
+    def test_equal_files_in_two_folders_are_processed_separately(self, cache, source):
         twin = source.parent / "elsewhere" / source.name
         twin.parent.mkdir()
         twin.write_bytes(b"2")
@@ -50,7 +50,7 @@ class TestProcessed:
             self.get(path)
         assert self.built == 2
 
-    def test_a_broken_one_is_rebuilt(self, cache, source):
+    def test_a_broken_processed_file_is_rewritten(self, cache, source):
         self.get(source)
         kept = next((cache / "processed").iterdir())
         kept.write_bytes(kept.read_bytes()[:50])
@@ -59,7 +59,7 @@ class TestProcessed:
         self.get(source)
         assert self.built == 2
 
-    def test_one_that_asks_for_another_unpacker_is_rebuilt(self, cache, source):
+    def test_a_processed_file_with_another_unpacker_is_rewritten(self, cache, source):
         self.get(source)
         kept = next((cache / "processed").iterdir())
         content = bytearray(kept.read_bytes())

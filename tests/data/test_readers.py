@@ -264,7 +264,7 @@ def test_missing_files_and_unsupported_kinds(tmp_path):
         read_csv(tmp_path / "a.pt")
 
 
-def test_ids_and_numbers():
+def test_ids_are_canonical_and_numbers_are_recognised():
     assert [canonical_id(v) for v in ("7.0", " 7 ", 7, 7.0, np.float64(7), "007", "x.0", "1e3")] == [
         "7", "7", "7", "7", "7", "007", "x.0", "1e3"
     ]  # fmt: skip
@@ -278,7 +278,7 @@ def test_ids_and_numbers():
     delimiter=st.sampled_from([",", ";", "\t"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_csv_module_writes_comes_back(tmp_path_factory, rows, delimiter):
+def test_files_of_the_csv_module_are_read_back(tmp_path_factory, rows, delimiter):
     import csv
 
     rows = [(text.replace("\x00", "").strip() or "x", value) for text, value in rows]

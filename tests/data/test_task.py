@@ -49,7 +49,7 @@ def graphs(**changes) -> Task:
     return replace(task, **changes)
 
 
-def test_every_kind_says_its_sizes():
+def test_every_kind_of_task_reports_its_sizes():
     assert (nodes().num_instances, nodes().num_nodes, nodes().num_features, nodes().num_edges) == (4, 4, 4, 4)
     assert (series().num_instances, series().num_nodes, series().num_edges) == (5, 3, None)
     assert (graphs().num_instances, graphs().num_nodes) == (2, 4)

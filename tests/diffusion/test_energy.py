@@ -124,7 +124,7 @@ def test_dirichlet_energies_are_traces():
     close(normalised_dirichlet_energy(z, graph), torch.trace(z.T @ (torch.eye(9, dtype=torch.float64) - s) @ z), 1e-8)
 
 
-def test_effective_rank():
+def test_effective_rank_is_the_exponential_of_the_entropy():
     assert float(effective_rank(torch.eye(4, dtype=torch.float64))) == pytest.approx(4)
     assert float(effective_rank(torch.ones(100, 4, dtype=torch.float64))) == pytest.approx(1)
     assert float(effective_rank(torch.zeros(5, 2))) == 0

@@ -31,7 +31,7 @@ def lanczos(monkeypatch):
 
 
 @pytest.mark.parametrize("name", GRAPH_PROBLEMS)
-def test_known_spectra(name):
+def test_spectra_equal_their_known_values(name):
     problem = GRAPH_PROBLEMS[name]()
     found = laplacian_spectrum(problem.coupling)
     assert found.largest == pytest.approx(problem.largest)

@@ -83,7 +83,7 @@ def test_a_table_with_text_is_partitioned_and_new_rows_are_predicted(call, tmp_p
     assert out.startswith("instance,prediction,probability,probability a,probability b\n")
 
 
-def test_json(call):
+def test_json_output_reports_what_ranks_sent(call):
     assert call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts", "--json")[0] == 0
     code, out, _ = call("fit", "parts", "--out", "run", "--json", *SETTINGS)
     assert code == 0
@@ -99,7 +99,7 @@ def test_a_run_on_parts_knows_its_preset(call, tmp_path):
     assert RunFolder.open("run").preset == "mine.toml"
 
 
-def test_refused(call):
+def test_requests_that_do_not_fit_a_partition_are_refused(call):
     call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts")
     for words, said in (
         (

@@ -96,7 +96,7 @@ def test_a_step_over_ranks_equals_that_of_one_process(groups, name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["simple", "sigmoid", "constant", "polynomial"])
-def test_in_double_precision_to_twelve_digits(groups, name, size):
+def test_step_over_ranks_agrees_in_double_precision(groups, name, size):
     task = graph_task()
     answers = groups(size)(one_step, task, scattered(task, size), size, MODELS[name], torch.float64)
     compare(answers, task, MODELS[name], torch.float64, 1e-11)
@@ -104,7 +104,7 @@ def test_in_double_precision_to_twelve_digits(groups, name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["simple", "sigmoid", "softmax", "constant", "simple, global norm", "polynomial"])
-def test_ranks_without_rows(groups, name, size):
+def test_step_over_ranks_agrees_if_some_ranks_have_no_rows(groups, name, size):
     """All nodes on the last rank, and on the first: the others have nothing, not even a label."""
     for place in (0, size - 1):
         task = graph_task(sparse=place == 0)
@@ -114,7 +114,7 @@ def test_ranks_without_rows(groups, name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("problem", ["multilabel", "regression"])
-def test_other_problems(groups, problem, size):
+def test_step_over_ranks_agrees_for_every_problem(groups, problem, size):
     task = graph_task(problem=problem)
     compare(groups(size)(one_step, task, scattered(task, size), size, MODELS["simple"]), task, MODELS["simple"])
 
@@ -138,7 +138,7 @@ def test_more_and_fewer_parts_than_ranks(groups, parts, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_labels_on_one_rank_only(groups, size):
+def test_step_over_ranks_agrees_if_all_labels_are_on_one_rank(groups, size):
     task = graph_task()
     assignment = scattered(task, size)
     assignment[task.splits[0].train] = size - 1

@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import torch
+from problems import ChangedLinear, ChangedModule, changed
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -370,32 +371,13 @@ def test_a_tail_that_was_changed_is_called(calls):
     assert fused_tail(norm, x, relu=True, dropout=drop) is not None
 
 
-def changed(x):
-    """In a way that no norm takes back."""
-    return x * torch.linspace(-1, 2, x.shape[-1], device=x.device) + 1
-
-
-class Louder(nn.Linear):
-    def forward(self, x):
-        return changed(super().forward(x))
-
-
-class Wrapper(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args, **kwargs):
-        return changed(self.inner(*args, **kwargs))
-
-
 class OtherLayer(DIFFormerConv):
     def values(self, z):
         return changed(super().values(z))
 
 
 def subclass_a_map(model):
-    model.layers[0].value.__class__ = Louder
+    model.layers[0].value.__class__ = ChangedLinear
 
 
 def subclass_the_layer(model):
@@ -407,11 +389,11 @@ def replace_a_map(model):
 
 
 def wrap_a_map(model):
-    model.layers[0].value = Wrapper(model.layers[0].value)
+    model.layers[0].value = ChangedModule(model.layers[0].value)
 
 
 def wrap_the_layer(model):
-    model.layers[0] = Wrapper(model.layers[0])
+    model.layers[0] = ChangedModule(model.layers[0])
 
 
 def hook_a_map(model):
@@ -582,7 +564,7 @@ def test_few_launches_and_operations_per_layer(calls, monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests above have run")
-def test_all_of_this_under_the_interpreter():
+def test_kernels_agree_under_the_triton_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

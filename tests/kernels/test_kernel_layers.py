@@ -168,7 +168,7 @@ def test_number_of_threads_does_not_change_a_bit(way, numbers_of_threads):
             assert torch.equal(results[0][name], other[name]), name
 
 
-def test_sparse_features(passes_made):
+def test_sparse_features_agree_in_single_and_double_precision(passes_made):
     x = torch.randn(120, 5, generator=torch.Generator().manual_seed(5)).relu()
     results = []
     for dtype in (torch.float32, torch.float64):

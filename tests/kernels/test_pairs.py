@@ -45,7 +45,7 @@ def check(given, batch=None, part=2e-6):
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200, 577])  # within, at and beyond a block, and several chunks of them
 @pytest.mark.parametrize(("channels", "values"), [(64, 64), (16, 32), (3, 7), (80, 1)])
-def test_equals_the_formula(n, channels, values, calls):
+def test_pair_kernels_equal_the_formula_with_gradients(n, channels, values, calls):
     given = inputs(n, 1, channels, values)
     if n == 1:  # a row alone receives its own values, whatever its query is
         torch.testing.assert_close(propagate(*given, "sigmoid"), given[2])
@@ -73,7 +73,7 @@ def test_a_large_graph_of_a_batch_equals_the_formula(calls, monkeypatch):
     assert "pairs_backward" in calls
 
 
-def test_scores_far_from_zero(calls):
+def test_scores_far_from_zero_stay_accurate(calls):
     """Exchanges that round to one or nearly vanish; of a row, not all do."""
     check(inputs(130, 1, 16, 16, scale=6.0), part=1e-5)
     x = torch.tensor([-1e4, -200.0, -88.0, -60.0, -1.0, 0.0, 1.0, 60.0, 1e4])
@@ -83,7 +83,7 @@ def test_scores_far_from_zero(calls):
     torch.testing.assert_close(propagate(q, k, v, "sigmoid")[0, 0].double(), wanted, atol=1e-37, rtol=1e-6)
 
 
-def test_not_a_number_stays_one(calls):
+def test_nan_in_a_query_stays_in_its_row(calls):
     q, k, v = inputs(70, 1, 16, 16)
     q[3] = torch.nan
     out = propagate(q, k, v, "sigmoid")
@@ -91,7 +91,7 @@ def test_not_a_number_stays_one(calls):
     assert out[:3].isfinite().all()
 
 
-def test_threads_change_no_bit(calls):
+def test_number_of_threads_does_not_change_a_bit(calls):
     given, results, before = inputs(700, 1, 32, 32), [], torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
@@ -104,7 +104,7 @@ def test_threads_change_no_bit(calls):
 
 
 @pytest.mark.parametrize(("diffusivity", "dtype"), [("softmax", torch.float32), ("sigmoid", torch.float64)])
-def test_the_kernels_take_nothing_else(diffusivity, dtype, calls):
+def test_other_diffusivities_and_dtypes_do_not_use_the_kernels(diffusivity, dtype, calls):
     propagate(*(x.to(dtype) for x in inputs(100, 1, 16, 16)), diffusivity)
     assert calls == []
 

@@ -16,7 +16,7 @@ def test_unit_rows_equal_normalize_with_gradients(shape):
     torch.testing.assert_close(mine, theirs)
 
 
-def test_derivatives_of_every_kind():
+def test_unit_rows_pass_gradcheck_in_every_mode():
     x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
     assert torch.autograd.gradcheck(unit_rows, (x,), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(unit_rows, (x,))

@@ -71,7 +71,7 @@ def test_gradients_do_not_leak_between_graphs(diffusivity):
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "max"])
-def test_readout(how):
+def test_readout_pools_each_graph(how):
     states = torch.randn(6, 4)
     batch = torch.tensor([2, 0, 2, 0, 0, 2])  # graph 1 has no node
     out = readout(states, batch, how)

@@ -56,7 +56,7 @@ def test_a_graph_kept_for_two_backward_passes_has_the_same_masks_in_both():
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_it_can_be_compiled():
+def test_checkpointed_model_can_be_compiled():
     torch.manual_seed(0)
     model, x = DIFFormer(8, 16, 3, checkpoint=True), torch.randn(N, 8)
     out = torch.compile(model, backend="aot_eager")(x)
@@ -65,7 +65,7 @@ def test_it_can_be_compiled():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_it_is_not_part_of_a_saved_model(tmp_path):
+def test_checkpointing_is_not_saved_with_a_model(tmp_path):
     model = DIFFormer(8, 16, 3, checkpoint=True)
     model.save_pretrained(tmp_path)
     loaded = DIFFormer.from_pretrained(tmp_path)

@@ -24,7 +24,7 @@ def problem():
 
 
 @pytest.mark.parametrize(("diffusivity", "backend"), FIXED_BACKEND)
-def test_export(diffusivity, backend):
+def test_exported_program_equals_the_model(diffusivity, backend):
     model = DIFFormer(5, 8, 3, diffusivity=diffusivity, backend=backend).eval()
     x, edge_index = problem()
     program = torch.export.export(model, (x, edge_index))

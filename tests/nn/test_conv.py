@@ -72,7 +72,7 @@ def test_constant_is_the_mean_of_the_graph():
     assert not list(conv.parameters())
 
 
-def test_identity_and_none():
+def test_identity_keeps_states_and_none_leaves_only_the_graph():
     z = states()
     identity = DIFFormerConv(5, 5, diffusivity="identity", transform=False)
     torch.testing.assert_close(identity(z), z)
@@ -106,7 +106,7 @@ def test_tied_queries_make_the_exchange_symmetric():
 
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "softmax", "gaussian", "constant", "identity"])
-def test_gradients(diffusivity):
+def test_layer_passes_gradcheck(diffusivity):
     torch.manual_seed(0)
     conv = DIFFormerConv(3, 3, diffusivity=diffusivity, num_heads=2, source_weight=0.3).double()
     z = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)

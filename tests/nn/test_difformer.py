@@ -16,7 +16,7 @@ def problem(nodes=20, features=7, edges=60, dtype=torch.float64, seed=0):
     return x, torch.randint(0, nodes, (2, edges), generator=generator)
 
 
-def test_forward_is_appendix_c():
+def test_forward_follows_appendix_c_of_the_paper():
     model = DIFFormer(7, 6, 3, num_layers=3, activation="relu").double().eval()
     x, edge_index = problem()
     z = source = functional.relu(model.input_norm(model.input(x)))
@@ -88,7 +88,7 @@ def test_sparse_features_give_the_answer_of_dense_ones():
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @every_diffusivity
-def test_tiny_graphs(diffusivity, nodes):
+def test_graphs_of_few_nodes_give_finite_outputs(diffusivity, nodes):
     model = DIFFormer(7, 6, 3, diffusivity=diffusivity, graph_weight=0.5).double().eval()
     x, _ = problem(nodes)
     empty = torch.empty(2, 0, dtype=torch.long)
@@ -109,7 +109,7 @@ def test_dropout_acts_in_training_alone():
 
 
 @every_diffusivity
-def test_gradients(diffusivity):
+def test_model_passes_gradcheck(diffusivity):
     torch.manual_seed(1)
     model = DIFFormer(
         2, 3, 2, diffusivity=diffusivity, norm=False, num_heads=2, num_layers=1, graph_weight=0.4

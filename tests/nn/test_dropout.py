@@ -16,7 +16,7 @@ def mask(shape=(300, 64), p=0.2, seed=0, step=0, site=0, rows=None):
 
 
 @pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
-def test_rate_and_scale(p):
+def test_dropout_keeps_the_rate_and_scales_kept_entries(p):
     with dropout_key(1):
         y = dropout(torch.ones(2000, 100), p, True)
     kept = y > 0
@@ -36,7 +36,7 @@ def test_a_mask_follows_from_its_key_alone():
         assert not torch.equal(mask(**{"seed": 7, "step": 3, **other}), first)
 
 
-def test_sites_count_on_and_can_be_taken_up_again():
+def test_dropout_sites_are_counted_and_can_be_resumed():
     x = torch.ones(50, 10)
     with dropout_key(2, 5) as place:
         masks = [dropout(x, 0.5, True) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_gradients_pass_where_entries_do(dtype):
     assert set((grad > 0).unique().tolist()) == {False, True}
 
 
-def test_shapes_of_any_rank():
+def test_dropout_accepts_tensors_of_any_rank():
     for shape in ((7,), (6, 3), (4, 3, 5), (0, 8)):
         with dropout_key(0):
             assert dropout(torch.ones(shape), 0.5, True).shape == torch.Size(shape)

@@ -27,7 +27,7 @@ def test_the_gram_matrix_gives_output_and_every_gradient_of_the_sums(qk_norm, he
         torch.testing.assert_close(first, second)
 
 
-def test_runs_are_stacked():
+def test_vmap_over_runs_equals_a_loop():
     conv = DIFFormerConv(4, 4, qk_norm="global").double()
     z = torch.randn(3, 10, 4, dtype=torch.float64)
     torch.testing.assert_close(torch.vmap(conv)(z), torch.stack([conv(run) for run in z]))

@@ -56,7 +56,7 @@ def test_weights_of_a_target_sum_to_one():
 
 
 @pytest.mark.parametrize("diffusivity", [None, "identity"])
-def test_where_there_is_no_attention_that_is_said(diffusivity):
+def test_attention_of_a_model_without_latent_pairs_is_refused(diffusivity):
     with pytest.raises(ValueError, match="propagates over no latent pairs"):
         DIFFormer(5, 8, 3, diffusivity=diffusivity).attention(torch.randn(6, 5))
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from problems import ChangedLinear, ChangedModule, changed
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -34,27 +35,6 @@ def features(device):
     return torch.randn(N, 8, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def changed(x):
-    """Other directions, not other lengths alone, which unit rows would not show."""
-    return x * torch.linspace(-3, 3, x.shape[-1], dtype=x.dtype, device=x.device) + 2
-
-
-class Scaled(nn.Linear):
-    """As a low-rank adapter does: the same weights, another result."""
-
-    def forward(self, x):
-        return changed(super().forward(x))
-
-
-class Wrapper(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args, **kwargs):
-        return changed(self.inner(*args, **kwargs))
-
-
 class OwnLatent(DIFFormerConv):
     def latent(self, z, v, context):
         return changed(super().latent(z, v, context))
@@ -73,7 +53,7 @@ def as_class(layer, kind):
 
 def scale_query(model):
     layer = model.layers[0]
-    new = Scaled(64, 64).to(layer.query.weight)
+    new = ChangedLinear(64, 64).to(layer.query.weight)
     new.load_state_dict(layer.query.state_dict())
     layer.query = new
 
@@ -81,9 +61,9 @@ def scale_query(model):
 def wrap_value(model):
     layer = model.layers[0]
     if layer.value is None:
-        layer.key = Wrapper(layer.key)
+        layer.key = ChangedModule(layer.key)
     else:
-        layer.value = Wrapper(layer.value)
+        layer.value = ChangedModule(layer.value)
 
 
 def hook_query(model):
@@ -136,7 +116,7 @@ def set_forward(model):
 
 
 def wrap_layer(model):
-    model.layers[0] = Wrapper(model.layers[0])
+    model.layers[0] = ChangedModule(model.layers[0])
 
 
 CHANGES = [
@@ -247,5 +227,5 @@ def test_a_replaced_or_hooked_input_layer_is_called_with_dense_and_sparse_featur
     torch.testing.assert_close(model(given), made("cpu")(x), rtol=1e-4, atol=1e-5)
     assert len(model.explain(given)) == 2
     model = made("cpu")
-    model.input = Wrapper(model.input)
+    model.input = ChangedModule(model.input)
     torch.testing.assert_close(model(given), hooked, rtol=1e-4, atol=1e-5)

@@ -30,7 +30,7 @@ def read(content):
     return np.cumsum(rows[:, 1:].reshape(height, width, channels).astype(np.int64), axis=1).astype(np.uint8)
 
 
-def test_png_comes_back():
+def test_png_round_trips():
     for channels in (1, 3):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
         assert np.array_equal(read(png(pixels)), pixels)
@@ -64,7 +64,7 @@ def test_long_names_are_cut():
     assert shortened("a\n  b " + "c" * 90, 6) == "a b c…"
 
 
-def test_images_that_are_not_there_are_missed_in_words(monkeypatch, tmp_path):
+def test_missing_images_are_reported_in_a_note(monkeypatch, tmp_path):
     monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path))
     monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path))
     cards = node_cards(load("wine"), TaskSource("cifar10"), torch.tensor([0]))

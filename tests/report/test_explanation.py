@@ -107,14 +107,14 @@ def test_names_of_nodes_and_graphs_stand_beside_their_numbers(tmp_path):
         ("graphs", "50", "no graph '50'"),
     ],
 )
-def test_what_is_not_there_is_said(workshop, name, node, said):
+def test_unknown_nodes_are_refused(workshop, name, node, said):
     assert name in RUNS
     path, task = workshop.run(name)
     with pytest.raises(ValueError, match=said):
         explain_node(path, node, task=task)
 
 
-def test_a_name_that_several_have_is_refused_with_their_numbers():
+def test_an_ambiguous_name_is_refused_with_the_matching_numbers():
     with pytest.raises(ValueError, match=r"2 have the name 'Paris'; give the number of one of them: 0, 2"):
         explanation.find("Paris", 3, ("Paris", "Rome", "Paris"), "instance")
     assert explanation.find("Rome", 3, ("Paris", "Rome", "Paris"), "instance") == 1

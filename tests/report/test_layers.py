@@ -88,7 +88,7 @@ def energies(spread, rank=None, separation=None):
     return LayerEnergies([1.0] * n, None, rank or [8.0] * n, spread, separation, None, None)
 
 
-def test_sentences():
+def test_verdict_names_over_smoothed_layers_and_remedies():
     smooth = energies([1.0] * 9 + [0.001] * 8)
     assert verdict(smooth, 0.0).startswith("Layers 9–16 are over-smoothed")
     assert "try source_weight=1" in verdict(smooth, 0.0)

@@ -11,7 +11,7 @@ from difformer.training.devices import resolve
 CONFIG = TrainConfig(options={"hidden_channels": 8}, epochs=3)
 
 
-def test_callbacks_are_told_and_closed():
+def test_callbacks_receive_events_and_are_closed():
     class Watch:
         def __init__(self):
             self.events, self.closed = [], 0
@@ -50,7 +50,7 @@ def test_a_missing_extra_is_named(monkeypatch, tmp_path):
         TensorBoard(tmp_path)
 
 
-def test_devices_by_name():
+def test_device_names_are_resolved():
     assert resolve("cpu") == torch.device("cpu")
     assert resolve("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda"):

@@ -43,7 +43,7 @@ def test_unknown_fields_are_refused_with_the_nearest_name():
         TrainConfig.from_dict({"self": 1})
 
 
-def test_settings_are_told_apart():
+def test_settings_of_model_and_training_are_told_apart():
     fields, options = parse_settings(
         ["hidden_channels=32", "learning-rate=1e-2", "graph_weight=none", "norm=false", "schedule=cosine"]
     )
@@ -60,7 +60,7 @@ def test_settings_are_told_apart():
         ("zzz=3", "Training takes epochs, learning_rate.*model 'difformer' takes hidden_channels"),
     ],
 )
-def test_settings_that_make_no_sense(setting, complaint):
+def test_invalid_settings_are_explained(setting, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_settings([setting])
     with pytest.raises(ValueError, match="given twice"):

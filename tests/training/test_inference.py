@@ -244,7 +244,7 @@ def a_task(sparse=False):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("options", [{}, {"diffusivity": "sigmoid", "num_heads": 2}], ids=str)
-def test_one_pass_where_there_is_room_gives_what_batches_give(sparse, options, monkeypatch):
+def test_one_pass_equals_evaluation_in_batches(sparse, options, monkeypatch):
     task, net = a_task(sparse), model(**options)
     monkeypatch.setattr(feeds, "LEAST_ROWS", 7)
     both = [BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU) for _ in range(2)]
@@ -257,7 +257,7 @@ def test_one_pass_where_there_is_room_gives_what_batches_give(sparse, options, m
 
 
 @pytest.mark.parametrize("backend", ["reference", "polynomial"])
-def test_what_holds_all_pairs_or_is_not_exact_never_goes_in_one_pass(backend, monkeypatch):
+def test_backends_that_hold_pairs_or_approximate_are_never_evaluated_in_one_pass(backend, monkeypatch):
     monkeypatch.setattr(feeds, "has_room", lambda device, needed: True)
     task, net = a_task(), model(diffusivity="sigmoid", backend=backend)
     feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)

@@ -306,7 +306,7 @@ def test_every_kind_of_task_learns(make, settings):
 
 
 @pytest.mark.parametrize("name", ["mlp", "gcn", "difformer-a"])
-def test_other_models(name):
+def test_other_models_learn_a_block_graph(name):
     record = train_one(blocks(), 0, config(model=name, epochs=20), device="cpu")
     assert record.test > 0.7
 
@@ -476,7 +476,7 @@ def test_features_are_prepared_once_and_labels_observed(monkeypatch):
         ("linear", 2, [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3]),
     ],
 )
-def test_schedules(schedule, warmup, expected):
+def test_learning_rate_follows_the_schedule(schedule, warmup, expected):
     settings = TrainConfig(epochs=5, learning_rate=1, schedule=schedule, warmup=warmup)
     assert [learning_rate(settings, epoch) for epoch in range(1, 6)] == pytest.approx(expected)
 

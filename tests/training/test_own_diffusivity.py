@@ -72,7 +72,7 @@ def test_a_name_can_be_registered_anew(cauchy):
         ("mine", lambda u: u, "'mine' must be a Diffusivity, got <function"),
     ],
 )
-def test_what_cannot_be_registered_is_explained(name, given, complaint):
+def test_invalid_registrations_of_diffusivities_are_explained(name, given, complaint):
     with pytest.raises(UserError, match=complaint):
         difformer.register_diffusivity(name, given)
 

@@ -341,7 +341,7 @@ def test_a_request_that_cannot_be_met_leaves_no_folder(settings, complaint, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_fit_leaves_no_folder(tmp_path, monkeypatch):
+def test_model_that_does_not_fit_in_memory_leaves_no_folder(tmp_path, monkeypatch):
     from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)

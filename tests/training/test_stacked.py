@@ -93,13 +93,13 @@ def test_graph_and_source_weights_differ_from_run_to_run():
 
 
 @pytest.mark.parametrize("steps", ["epoch", "snapshot"])
-def test_a_series_stacks(steps):
+def test_stacked_runs_on_a_series_equal_single_runs(steps):
     settings = [StackedSetting(seed=s, dropout=0.2 * s, learning_rate=0.01) for s in range(3)]
     config = TrainConfig(epochs=3, steps_per_epoch=steps, batch_size=2, options={**OPTIONS, "num_layers": 2})
     assert_each_equals_its_own(series(steps=10), settings, config)
 
 
-def test_several_labels_stack():
+def test_stacked_runs_with_several_labels_equal_single_runs():
     settings = [StackedSetting(seed=s, learning_rate=0.01 * (s + 1)) for s in range(3)]
     assert_each_equals_its_own(many_labels(), settings, TrainConfig(epochs=6, options=OPTIONS))
 
@@ -244,7 +244,7 @@ def test_gradients_are_clipped_row_by_row():
     torch.testing.assert_close(gradient, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), rtol=1e-5, atol=0)
 
 
-def test_memory_is_measured():
+def test_memory_per_run_is_measured():
     x = torch.randn(1000, requires_grad=True)
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000

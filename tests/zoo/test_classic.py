@@ -114,7 +114,7 @@ def test_one_mask_of_features_serves_a_layer_and_its_shortcut(sparse):
     torch.testing.assert_close(states, torch.zeros_like(states), atol=1e-6, rtol=0)
 
 
-def test_dropout_of_features_and_attention_follow_dropout_unless_told():
+def test_input_and_attention_dropout_default_to_dropout():
     assert GAT(6, 8, 3).input_dropout is None
     x, edges = problem()
     same, apart = made("gat", dropout=0.4), made("gat", dropout=0.4, input_dropout=0.4, attention_dropout=0.4)

@@ -61,7 +61,7 @@ def test_linear_grand_keeps_its_attention_and_grand_does_not():
     assert not torch.allclose(found["grand"], found["grand-l"], atol=1e-4)
 
 
-def test_solvers_are_of_their_order():
+def test_solvers_converge_at_their_order():
     z, matrix = torch.ones(3, 1, dtype=torch.float64), torch.tensor([[-1.0, 0.5, 0], [0, -2, 1], [0.3, 0, -1]]).double()
     exact = torch.linalg.matrix_exp(matrix) @ z
     errors = {

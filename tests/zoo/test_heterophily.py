@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import adjacency, points, some_edges
 from torch.nn import functional
 
 from difformer import Graph, zoo
@@ -10,24 +11,9 @@ from difformer.training import TrainConfig, train_one
 from difformer.zoo.heterophily import _shrunk, estimated_compatibility, rebuilt, rings, sinkhorn
 
 
-def points(nodes=24, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=24, count=30, seed=1):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
-
-
 def made(name, **options):
     torch.manual_seed(0)
     return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
-
-
-def adjacency(edges, nodes=24):
-    a = torch.zeros(nodes, nodes)
-    a[edges[1], edges[0]] = 1
-    return a
 
 
 def normalised(a):
@@ -39,7 +25,7 @@ def normalised(a):
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_rings_are_exact(directed):
+def test_rings_hold_nodes_at_exactly_one_and_two_hops(directed):
     edges = some_edges()
     edges = torch.cat([edges[:, ::2] if directed else edges, torch.tensor([[0, 3], [0, 3]]), edges[:, :4]], 1)
     edges = torch.cat([edges, torch.tensor([[0, 1, 0], [1, 2, 2]])], 1)  # who is near by two ways is near
@@ -52,7 +38,7 @@ def test_rings_are_exact(directed):
     assert two.any()
 
 
-def test_h2gcn_sets_rings_and_rounds_side_by_side():
+def test_h2gcn_concatenates_rings_and_rounds():
     model, x, edges = made("h2gcn", num_layers=2), points(), some_edges()
     one, two = (normalised(adjacency(ring.edge_index)) for ring in rings(Graph(edges, 24)))
     r0 = torch.relu(model.input(x))
@@ -106,7 +92,7 @@ def test_glognn_coefficients_minimise_their_objective(gamma, beta1, beta2):
     torch.testing.assert_close(found, z @ h)
 
 
-def test_glognn_layers_mix_what_is_rebuilt_with_the_start():
+def test_glognn_layers_mix_rebuilt_and_initial_states():
     model, x, edges = made("glognn", num_layers=1, gamma=0.4, beta2=1.0), points(), some_edges()
     h0 = model.second(torch.relu(model.first(x)))
     graph = Graph(edges, 24).with_self_loops()
@@ -183,7 +169,7 @@ def test_cpgnn_propagates_beliefs_as_defined():
     torch.testing.assert_close(model.penalty(), model.compatibility.sum(1).abs().sum())
 
 
-def test_cpgnn_also_trains_its_perceptron():
+def test_cpgnn_trains_its_perceptron_before_and_after_pretraining():
     torch.manual_seed(0)
     options = {"pretraining": 1, "prior_loss": 0.7, "centring": 0.3, "dropout": 0.0}
     model, x, edges = zoo.build("cpgnn", 6, 3, **options).train(), points(), some_edges()
@@ -212,7 +198,7 @@ def test_cpgnn_refuses_missing_labels_and_batches():
 
 
 @pytest.mark.parametrize(("nodes", "rank"), [(500, 3), (10, 10)])
-def test_glognn_solves_its_system_where_channels_depend_on_each_other(nodes, rank):
+def test_glognn_solves_its_system_for_linearly_dependent_channels(nodes, rank):
     g = torch.Generator().manual_seed(0)
     h = 100 * (torch.randn(nodes, rank, generator=g) @ torch.randn(rank, 32, generator=g)).unsqueeze(0)
     wide = h.double()

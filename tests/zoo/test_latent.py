@@ -1,10 +1,10 @@
 """Systems on latent graphs: each against the layer it is made of, a formula of its own, or what it must find."""
 
-import copy
-import pickle
+from functools import partial
 
 import pytest
 import torch
+from problems import points, some_edges
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GATConv, GCNConv
@@ -19,16 +19,7 @@ from difformer.zoo.dense_gat import attend_all
 from difformer.zoo.encoder import Observed
 from difformer.zoo.glcn import weighted_distance
 from difformer.zoo.lds import OuterStep, draw, network_states
-from difformer.zoo.neighbour_graph import NeighbourGraph
-
-
-def points(nodes=30, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=30, count=60, seed=1):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+from difformer.zoo.neighbour_graph import neighbour_graph
 
 
 def made(name, **options):
@@ -56,7 +47,7 @@ def gat_stack(model, x, edges, **options):
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_gcn_knn_is_pygs_layers_on_the_neighbour_graph(layers):
-    model, x = made("gcn-knn", num_layers=layers, k=4), points()
+    model, x = made("gcn-knn", num_layers=layers, k=4), points(30)
     edges = knn_graph(x, 4, include_self=True, symmetric=True)
     sizes = [6, *[16] * (layers - 1), 3]
     z = x
@@ -67,22 +58,23 @@ def test_gcn_knn_is_pygs_layers_on_the_neighbour_graph(layers):
         z = conv(z, edges)
         z = z if last else z.relu()
     # What is observed does not matter.
-    torch.testing.assert_close(model(x, some_edges()), z, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), z, rtol=1e-5, atol=1e-6)
 
 
 def test_gat_knn_is_pygs_layers_on_the_neighbour_graph():
-    model, x = made("gat-knn", k=4), points()
+    model, x = made("gat-knn", k=4), points(30)
     with torch.no_grad():
         for bias in (*model.biases, model.bias):
             bias.normal_()
     expected = gat_stack(model, x, knn_graph(x, 4, include_self=True, symmetric=True), add_self_loops=False)
-    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
-    search, x = NeighbourGraph(3), points(12)
+    search, x = partial(neighbour_graph, k=3), points(12)
     first = search(x)
     assert search(x) is first
+    assert search(x, metric="euclidean") is not first
     sparse = SparseMatrix.from_tensor((x * (x > 0)).to_sparse())
     assert search(sparse) is search(sparse)
     x[0] += 5  # another matrix now
@@ -91,20 +83,12 @@ def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
     torch.testing.assert_close(again.edge_index, knn_graph(x, 3, include_self=True, symmetric=True))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     batch = Segments(torch.tensor([0] * 7 + [1] * 5)[order])
-    found = search(x[order], batch).edge_index
+    found = search(x[order], segments=batch).edge_index
     assert (batch.batch[found[0]] == batch.batch[found[1]]).all()
     alone = knn_graph(x[:7], 3, include_self=True, symmetric=True)
     inside = order[found[:, batch.batch[found[0]] == 0]]
     assert set(map(tuple, inside.T.tolist())) == set(map(tuple, alone.T.tolist()))
-    assert search(x[order], Segments(batch.batch.flip(0))).num_nodes == 12
-
-
-def test_neighbour_cache_is_neither_copied_nor_saved():
-    model, x = made("gcn-knn"), points()
-    out = model(x)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert len(again.neighbours._kept._found) == 0
-        torch.testing.assert_close(again(x), out)
+    assert search(x[order], segments=Segments(batch.batch.flip(0))).num_nodes == 12
 
 
 # ---- dense graph attention
@@ -112,10 +96,10 @@ def test_neighbour_cache_is_neither_copied_nor_saved():
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_dense_gat_is_pygs_layers_on_the_complete_graph(layers):
-    model, x = made("dense-gat", num_layers=layers, graph_weight=0.0), points()
+    model, x = made("dense-gat", num_layers=layers, graph_weight=0.0), points(30)
     complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
     expected = gat_stack(model, x, complete, add_self_loops=False)
-    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(x, some_edges(30, 60)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_dense_attention_by_sorting_is_the_dense_formula_with_its_gradients():
@@ -146,7 +130,7 @@ def test_dense_attention_survives_large_scores_and_needs_no_pairs():
 
 
 def test_dense_gat_mixes_in_observed_edges():
-    x, edges = points(), some_edges()
+    x, edges = points(30), some_edges(30, 60)
     plain, mixed = made("dense-gat", num_layers=1), made("dense-gat", num_layers=1, graph_weight=0.3)
     observed = Graph(edges, 30).with_self_loops().propagate(x)
     torch.testing.assert_close(mixed.embed(x, edges), 0.7 * plain.embed(x) + 0.3 * observed, rtol=1e-5, atol=1e-6)
@@ -156,7 +140,7 @@ def test_dense_gat_mixes_in_observed_edges():
 
 
 def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
-    model, x, edges = made("glcn", num_layers=1), points(), some_edges()
+    model, x, edges = made("glcn", num_layers=1), points(30), some_edges(30, 60)
     graph = Graph(edges, 30).with_self_loops()
     p = model.project(x)
     scores = torch.relu(((p[:, None] - p[None]).abs() @ model.metric).squeeze(-1))
@@ -175,7 +159,7 @@ def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
 
 
 def test_glcn_takes_all_pairs_where_there_are_no_edges():
-    model, x = made("glcn"), points()
+    model, x = made("glcn"), points(30)
     complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
     torch.testing.assert_close(model(x), model(x, complete), rtol=1e-4, atol=1e-5)
     pairs = model.penalty()
@@ -332,7 +316,7 @@ def test_lds_accepts_its_own_and_new_nodes_and_refuses_others():
 
 
 @pytest.mark.parametrize(("name", "what"), [("lds", "edge probabilities"), ("glcn", "pairs")])
-def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
+def test_graphs_that_do_not_fit_in_memory_are_refused(name, what, monkeypatch):
     from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
@@ -390,7 +374,7 @@ def test_validation_labels_reach_lds_valid_and_no_other_system():
 
 
 def test_lds_draws_by_seed_and_epoch_whatever_torchs_generator_does():
-    x, edges, y = points(), some_edges(), torch.arange(30) % 3
+    x, edges, y = points(30), some_edges(30, 60), torch.arange(30) % 3
     found = []
     for noise in (1, 2):
         torch.manual_seed(0)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from problems import adjacency, points, some_edges
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import shortest_path
 from torch.nn import functional
@@ -30,24 +31,9 @@ from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvect
 CPU = torch.device("cpu")
 
 
-def points(nodes=24, features=6, seed=0):
-    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
-
-
-def some_edges(nodes=24, count=30, seed=1, directed=False):
-    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
-    return ends if directed else torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
-
-
 def made(name, **options):
     torch.manual_seed(0)
     return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
-
-
-def adjacency(edges, nodes):
-    a = torch.zeros(nodes, nodes)
-    a[edges[1], edges[0]] = 1
-    return a
 
 
 # ---- random features and NodeFormer
@@ -256,7 +242,7 @@ def test_linear_attention_is_its_dense_form(heads):
 @pytest.mark.parametrize(
     "options", [{}, {"samples": 0}, {"num_heads": 2, "num_layers": 1}, {"random_features": 64, "samples": 10}], ids=str
 )
-def test_nodeformers_memory_is_known_beforehand(options, monkeypatch):
+def test_nodeformer_estimates_its_memory(options, monkeypatch):
     from difformer.training.devices import saved_bytes
     from difformer.zoo import encoder as inputs
 
@@ -295,7 +281,7 @@ def test_the_edge_loss_is_least_where_attention_meets_the_edges():
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_hops_equal_scipy(directed, monkeypatch):
+def test_hop_distances_equal_scipy(directed, monkeypatch):
     from difformer.zoo import structure_encodings
 
     monkeypatch.setattr(structure_encodings, "ENTRIES", 100)  # a few columns at a time
@@ -562,7 +548,7 @@ def test_polynormer_switches_from_local_to_global_layers():
 # ---- options that their authors tune
 
 
-def test_sgformers_branches_side_by_side_with_norm_and_residual():
+def test_sgformer_concatenates_branches_with_norm_and_residual():
     options = {"join": "cat", "local_norm": "batch", "local_residual": True, "num_layers": 3, "attention_dropout": 0.0}
     model, x, edges = made("sgformer", dropout=0.0, **options), points(), some_edges()
     for _ in range(3):
@@ -577,7 +563,7 @@ def test_sgformers_branches_side_by_side_with_norm_and_residual():
     torch.testing.assert_close(states[:, z.shape[1] :], z, rtol=1e-4, atol=1e-5)
 
 
-def test_nodeformer_shows_all_layers_to_its_output():
+def test_jumping_nodeformer_decodes_the_states_of_all_layers():
     options = {"num_layers": 2, "samples": 0, "redraw": False}
     model, x, edges = made("nodeformer", jumping=True, activation=True, **options), points(), some_edges()
     states = model.embed(x, edges)
@@ -587,7 +573,7 @@ def test_nodeformer_shows_all_layers_to_its_output():
     assert states.min() > -1  # after an ELU
 
 
-def test_polynormer_begins_with_the_beta_that_it_is_given():
+def test_polynormer_starts_from_the_given_beta():
     torch.testing.assert_close(torch.sigmoid(made("polynormer", beta=0.3).local[0].beta), torch.full((8,), 0.3))
-    with pytest.raises(ValueError, match="beta must lie between 0 and 1, got 1"):
+    with pytest.raises(ValueError, match=r"beta must lie in \(0, 1\), got 1"):
         made("polynormer", beta=1.0)

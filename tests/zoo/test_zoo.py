@@ -93,7 +93,7 @@ def test_every_model_follows_the_protocol(name):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_features_may_be_sparse(name):
+def test_sparse_features_give_the_outputs_of_dense_ones(name):
     model = observed(made(name), 20)
     x, edge_index = problem()
     x = x * (torch.rand(20, 6, generator=torch.Generator().manual_seed(2)) < 0.3)
@@ -102,6 +102,24 @@ def test_features_may_be_sparse(name):
         torch.testing.assert_close(model(features, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.embed(sparse, edge_index), model.embed(x, edge_index), rtol=1e-4, atol=1e-5)
     assert model.train()(sparse, edge_index).isfinite().all()  # where there is dropout, it meets sparse features
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_changed_edges_of_a_graph_change_the_outputs(name):
+    model = observed(made(name, **({"pretraining": 0} if name == "cpgnn" else {})), 20)
+    if name == "cpgnn":
+        torch.nn.init.normal_(model.compatibility)
+        model.passes.fill_(1)
+    x, edge_index = problem()
+    other = edge_index.roll(3, 1)
+    other = torch.stack([other[0], edge_index[1]])
+    written, assigned = Graph(edge_index.clone(), 20), Graph(edge_index.clone(), 20)
+    model(x, written), model(x, assigned)
+    written.edge_index.copy_(other)
+    assigned.edge_index = other
+    expected = model(x, Graph(other, 20))
+    torch.testing.assert_close(model(x, written), expected)
+    torch.testing.assert_close(model(x, assigned), expected)
 
 
 @pytest.mark.parametrize("name", BATCHED)
@@ -135,14 +153,14 @@ def test_every_parameter_is_trained(name):
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_series_are_learnt(name):
+def test_models_for_series_train_on_a_series(name):
     record = train_one(series_task(), 0, TrainConfig(model=name, epochs=2, learning_rate=0.01), 0, "cpu")
     assert record.outputs.shape == (6, 5, 1)
     assert record.outputs.isfinite().all()
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_graphs_are_learnt(name):
+def test_models_for_graphs_train_on_graphs(name):
     config = TrainConfig(model=name, epochs=2, batch_size=3, learning_rate=0.01)
     record = train_one(graphs_task(), 0, config, 0, "cpu")
     assert record.outputs.shape == (8, 1)
@@ -220,7 +238,7 @@ def test_unknown_names_are_explained(name, options, complaint):
 
 
 def test_options_keep_their_old_names_in_run_folders():
-    assert zoo.build("gcn-knn", 6, 3, metric="euclidean").neighbours.metric == "euclidean"
+    assert zoo.build("gcn-knn", 6, 3, metric="euclidean").knn_metric == "euclidean"
     with pytest.raises(ValueError, match="has no option 'metric'"):
         zoo.build("mlp", 6, 3, metric="cosine")
 

@@ -47,8 +47,6 @@ class AdvDIFFormer(Encoder):
     residual: bool = option(True, "Whether Z(0) is added to the diffused states.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        if self.beta < 0:
-            raise UserError(f"beta must not be negative, got {self.beta!r}", argument="beta")
         if self.solver == "inverse" and self.theta <= self.beta:
             raise UserError(
                 f"theta must be above beta = {self.beta!r} for the system to be solvable, got {self.theta!r}"

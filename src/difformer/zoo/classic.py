@@ -22,9 +22,8 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import check_attention_memory, edge_softmax, edge_sum, from_sources, from_targets
-from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option
+from difformer.zoo.encoder import Encoder, Observed, Penalised, check_heads, one_of, option
 from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
-from difformer.zoo.neighbour_graph import METRICS, NeighbourGraph
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
 SLOPE = 0.2  # negative slope of the LeakyReLU of graph attention
@@ -129,9 +128,6 @@ class GCN(Stack):
     layer, so that pooled states can be decoded too. The layers equal PyTorch Geometric's ``GCNConv``.
     """
 
-    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
-    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
-
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         # Propagation comes between the map and the bias.
@@ -141,10 +137,9 @@ class GCN(Stack):
         for layer in (*self.hidden, self.output):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.output.bias)
-        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
+        return observed.looped
 
     def last_layer(self, z: Tensor, graph: Any) -> Tensor:
         return graph.propagate(z)
@@ -230,8 +225,6 @@ class GAT(Stack):
     input_dropout: float | None = None
     attention_dropout: float | None = option(None, "On the attention weights; None uses `dropout`.")
     activation: str = one_of("elu", "relu")
-    k: int | None = option(None, "Replace the observed edges by the k nearest neighbours, including the node itself.")
-    knn_metric: str = one_of(*METRICS, about='Distance of the neighbours: ``"cosine"`` or ``"euclidean"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -245,10 +238,9 @@ class GAT(Stack):
         else:
             self.last = GATLayer(self.sizes[-1], out_channels, self.output_heads)
             self.bias = nn.Parameter(torch.zeros(out_channels))
-        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
-        graph = observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
+        graph = observed.looped
         layers, remedy = len(self.layers) + 1, "train with batch_size=…, or fewer heads"
         check_attention_memory("attention", [graph], self.heads, self.hidden_channels, layers, remedy)
         return graph
@@ -419,7 +411,7 @@ def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor
     return (outputs * (kept.unsqueeze(1) * outputs - graph.propagate(outputs, norm))).sum()
 
 
-class ManiReg(MLP):
+class ManiReg(Penalised, MLP):
     r"""An MLP whose loss has the additional term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
 
     The graph is used in training only; predictions depend on the features of the instance alone.
@@ -429,24 +421,12 @@ class ManiReg(MLP):
     penalty_weight: float = option(0.1, "λ.")
     graph_norm: str = one_of("gcn", "none", about='The Laplacian L, normalised (``"gcn"``) or plain (``"none"``).')
 
-    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        super().make(in_channels, hidden_channels, out_channels)
-        if not self.penalty_weight >= 0:
-            raise UserError(f"penalty_weight must not be negative, got {self.penalty_weight!r}")
-        self._last: Tensor | None = None
-
     def look(self, x: Features, *structure: Any) -> Observed:
         """Structure is used and checked in training only."""
-        return Observed.of(x, *structure) if self.training else super().look(x)
+        return Observed.of(x, *structure) if self.training else super().look(x, *structure)
 
     def outputs(self, x: Features, observed: Observed) -> Tensor:
-        found, self._last = super().outputs(x, observed), None
-        if self.training:
-            weight = self.penalty_weight / max(1, x.shape[0])
-            self._last = weight * roughness(found, observed.graph, self.graph_norm)
+        found = super().outputs(x, observed)
+        weight = self.penalty_weight / max(1, x.shape[0])
+        self._penalty = weight * roughness(found, observed.graph, self.graph_norm)  # zero without a graph
         return found
-
-    def penalty(self) -> Tensor:
-        """The term of the last pass in training mode; zero after a pass in evaluation mode."""
-        term, self._last = self._last, None
-        return torch.zeros((), device=self.output.weight.device) if term is None else term

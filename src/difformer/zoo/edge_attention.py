@@ -14,81 +14,79 @@ sorted once, and all heads form one sparse product without gathering; otherwise 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.matrix import edge_chunks
 from difformer.graph import Graph
+from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
-from difformer.sparse import CSR
 from difformer.zoo.encoder import refuse_beyond_memory
 
-HEAD_ENTRIES = 2**22  # edges × heads per sparse product; its index takes 12 bytes per entry
+HEAD_ENTRIES = 2**22  # edges × heads up to which all heads form one sparse product
 SPREAD = 30.0  # range of scores that may share one maximum: e^-30 is far above the smallest float
 
 
-@dataclass(frozen=True, eq=False)
-class Order:
+class Order(NamedTuple):
     """Edges sorted by one of their ends."""
 
     crow: Tensor  # int32 [N + 1]: row i has the edges crow[i]:crow[i + 1]
     col: Tensor  # int32 [E]: the other ends
-    order: Tensor  # int64 [E]: the edge at each position
-    _by_heads: dict[int, Order] = field(default_factory=dict)
-    _collecting: dict[torch.dtype, CSR] = field(default_factory=dict)
+    edge: Tensor  # int64 [E]: the edge at each position
 
-    @staticmethod
-    def of(row: Tensor, col: Tensor, num_nodes: int) -> Order:
-        order = torch.argsort(row, stable=True)
-        crow = torch.zeros(num_nodes + 1, dtype=torch.int32, device=row.device)
-        crow[1:] = torch.bincount(row, minlength=num_nodes).cumsum(0)
-        return Order(crow, col[order].int(), order)
-
-    def collecting(self, dtype: torch.dtype) -> CSR:
-        """The incidence matrix ``[N, E]`` of ones, over edges in their original order; cached."""
-        if dtype not in self._collecting:
-            self._collecting[dtype] = CSR(self.crow, self.order.int(), torch.ones_like(self.order, dtype=dtype))
-        return self._collecting[dtype]
-
-    def heads(self, count: int) -> Order:
-        """The order of a graph of ``N × count`` nodes in which each head has its own copy of the edges; cached.
-
-        States ``[N, H, C]`` are the states of these nodes without a copy, so one product serves all heads. Its
-        `order` indexes the flattened ``[E, H]`` values of edges.
-        """
-        if count == 1:
-            return self
-        if count not in self._by_heads:
-            size = (self.crow[1:] - self.crow[:-1]).long().repeat_interleave(count)
-            crow = torch.zeros(size.numel() + 1, dtype=torch.int32, device=size.device)
-            crow[1:] = size.cumsum(0)
-            row = torch.arange(size.numel(), device=size.device).repeat_interleave(size)
-            head = row % count
-            place = torch.arange(row.numel(), device=row.device) - crow[row] + self.crow[row // count]
-            col = self.col[place] * count + head.int()
-            self._by_heads[count] = Order(crow, col, self.order[place] * count + head)
-        return self._by_heads[count]
+    def matrix(self, values: Tensor, columns: int) -> Tensor:
+        """The sparse matrix ``[N, columns]`` with these values, sorted like the edges."""
+        shape = (self.crow.numel() - 1, columns)
+        return torch.sparse_csr_tensor(self.crow, self.col, values, shape, check_invariants=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """Both ends of the edges and, if cached, their orders: `order` by `into`, `other` by `out_of`."""
+    """Both ends of the edges; sums run over the edges with the same `into`."""
 
     nodes: int
     into: Tensor
     out_of: Tensor
-    order: Order | None = None
-    other: Order | None = None
+    orders: dict[tuple[bool, int], Order] | None = None  # cache by direction and heads; None if nothing is sorted
+    backwards: bool = False
 
     def turned(self) -> Ends:
-        return Ends(self.nodes, self.out_of, self.into, self.other, self.order)
+        return Ends(self.nodes, self.out_of, self.into, self.orders, not self.backwards)
+
+    def order(self, states: Tensor, heads: int) -> Order | None:
+        """The order by `into`; None if sparse products do not support these states.
+
+        With several heads it is that of a graph of ``N × heads`` nodes in which each head has its own copy of the
+        edges. States ``[N, H, C]`` are the states of these nodes without a copy, and `Order.edge` indexes flattened
+        values ``[E, H]``, so one product serves all heads.
+        """
+        supported = states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64) and states.numel()
+        if self.orders is None or not supported:
+            return None
+        key = (self.backwards, heads)
+        if key not in self.orders:
+            # Tensors made under inference mode could not be used in training.
+            with torch.inference_mode(False), torch.no_grad():
+                head = torch.arange(heads)
+                row, col = ((end.unsqueeze(1) * heads + head).flatten() for end in (self.into, self.out_of))
+                edge = torch.argsort(row, stable=True)
+                crow = torch.zeros(self.nodes * heads + 1, dtype=torch.int32)
+                crow[1:] = torch.bincount(row, minlength=self.nodes * heads).cumsum(0)
+                self.orders[key] = Order(crow, col[edge].int(), edge)
+        return self.orders[key]
+
+    def groups(self, states: Tensor) -> list[tuple[slice, Order]]:
+        """Slices of heads with their orders, all heads at once unless there are too many edges; empty without order."""
+        heads = states.shape[1]
+        size = heads if heads * self.into.numel() <= HEAD_ENTRIES else 1
+        order = self.order(states, size)
+        return [] if order is None else [(slice(h, h + size), order) for h in range(0, heads, size)]
 
 
-_known: WeakKeyDictionary[Graph, Ends] = WeakKeyDictionary()
+_ends: ResultCache[Ends] = ResultCache()
 
 
 def ends_of(graph: Graph) -> Ends:
@@ -97,35 +95,14 @@ def ends_of(graph: Graph) -> Ends:
     # Sorting depends on values, which a compiled program does not know.
     if not graph.keep or graph.device.type != "cpu" or torch.compiler.is_compiling():
         return Ends(nodes, target, source)
-    if graph not in _known:
-        # Tensors made under inference mode could not be used in training.
-        with torch.inference_mode(False), torch.no_grad():
-            orders = Order.of(target, source, nodes), Order.of(source, target, nodes)
-            _known[graph] = Ends(nodes, target, source, *orders)
-    return _known[graph]
+    return _ends.of(graph, (), lambda: Ends(nodes, target, source, {}))
 
 
-def _order(states: Tensor, ends: Ends) -> Order | None:
-    """The order of the edges if sparse products support these states."""
-    fits = states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64) and states.numel() > 0
-    return ends.order if fits else None
-
-
-def _head_slices(heads: int, edges: int) -> list[slice]:
-    size = min(heads, max(1, HEAD_ENTRIES // max(1, edges)))
-    return [slice(start, min(heads, start + size)) for start in range(0, heads, size)]
-
-
-def _sparse(order: Order | CSR, values: Tensor, columns: int) -> Tensor:
-    shape = (order.crow.numel() - 1, columns)
-    return torch.sparse_csr_tensor(order.crow, order.col, values, shape, check_invariants=False)
-
-
-def _product(order: Order | CSR, values: Tensor, x: Tensor) -> Tensor:
-    out = x.new_empty(order.crow.numel() - 1, x.shape[1])
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    out = x.new_empty(matrix.shape[0], x.shape[1])
     # Rows of single heads are too short for the package's own kernels.
     with torch.autocast("cpu", enabled=False):
-        return torch.addmm(out, _sparse(order, values, x.shape[0]), x.contiguous(), beta=0, out=out)
+        return torch.addmm(out, matrix, x.contiguous(), beta=0, out=out)
 
 
 class _EdgeFunction(torch.autograd.Function):
@@ -155,14 +132,13 @@ class _Scores(_EdgeFunction):
     @staticmethod
     def forward(q: Tensor, k: Tensor, ends: Ends) -> Tensor:
         left, right, edges = ends.into, ends.out_of, ends.into.numel()
-        if order := _order(q, ends):
-            each = []
-            for at in _head_slices(q.shape[1], edges):
-                heads, rows = order.heads(at.stop - at.start), q[:, at].flatten(0, 1)
-                pattern = _sparse(heads, q.new_zeros(heads.order.numel()), rows.shape[0])
-                products = torch.sparse.sampled_addmm(pattern, rows, k[:, at].flatten(0, 1).T, beta=0.0).values()
-                unsorted = torch.empty_like(products).scatter_(0, heads.order, products)
-                each.append(unsorted.view(edges, -1))
+        each = []
+        for at, order in ends.groups(q):
+            rows, columns = (x[:, at].flatten(0, 1) for x in (q, k))
+            pattern = order.matrix(rows.new_zeros(order.edge.numel()), rows.shape[0])
+            products = torch.sparse.sampled_addmm(pattern, rows, columns.T, beta=0.0).values()
+            each.append(torch.empty_like(products).scatter_(0, order.edge, products).view(edges, -1))
+        if each:
             return each[0] if len(each) == 1 else torch.cat(each, 1)
         parts = edge_chunks(edges, q.shape[1] * q.shape[2])
         return torch.cat([(q.index_select(0, left[at]) * k.index_select(0, right[at])).sum(-1) for at in parts])
@@ -178,12 +154,11 @@ class _Sum(_EdgeFunction):
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, ends: Ends) -> Tensor:
-        if order := _order(v, ends):
-            each = []
-            for at in _head_slices(v.shape[1], ends.into.numel()):
-                heads = order.heads(at.stop - at.start)
-                values = w[:, at].reshape(-1).index_select(0, heads.order)
-                each.append(_product(heads, values, v[:, at].flatten(0, 1)).view(v.shape[0], -1, v.shape[2]))
+        each = []
+        for at, order in ends.groups(v):
+            rows, values = v[:, at].flatten(0, 1), w[:, at].flatten().index_select(0, order.edge)
+            each.append(_product(order.matrix(values, rows.shape[0]), rows).view(v.shape[0], -1, v.shape[2]))
+        if each:
             return each[0] if len(each) == 1 else torch.cat(each, 1)
         total = torch.zeros_like(v)
         for at in edge_chunks(ends.into.numel(), v.shape[1] * v.shape[2]):
@@ -213,9 +188,9 @@ class _Collect(_EdgeFunction):
 
     @staticmethod
     def forward(y: Tensor, ends: Ends) -> Tensor:
-        if order := _order(y, ends):
-            collecting = order.collecting(y.dtype)
-            return _product(collecting, collecting.value, y)
+        if order := ends.order(y, 1):
+            incidence = order._replace(col=order.edge.int())  # several times as fast as a segmented sum
+            return _product(incidence.matrix(y.new_ones(y.shape[0]), y.shape[0]), y)
         return y.new_zeros(ends.nodes, y.shape[1]).index_add(0, ends.into, y)
 
     @staticmethod

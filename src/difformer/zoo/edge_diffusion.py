@@ -21,7 +21,7 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import check_attention_memory, edge_scores, edge_softmax, edge_sum
-from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory, self_loops
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, self_loops
 from difformer.zoo.linear_maps import linear, make_norm
 
 METHODS = ("euler", "rk4", "dopri5")
@@ -163,15 +163,13 @@ class EdgeDiffusion(Encoder):
     num_layers: int = option(2, "Steps.", least=0)
     diffusivity: str | Diffusivity = option("simple", "g: a name or a `Diffusivity`.")
     similarity: str = one_of("cosine", "distance", about="cosine as above; distance uses f(‖z_i - z_j‖²) instead of g.")
-    step_size: float = option(0.5, "τ.")
+    step_size: float = option(0.5, "τ.", within="(0, 1]")
     source_weight: float = option(0.0, "β; above 0 each step adds τβZ⁰.")
     transform: bool = option(True, "Whether h is a linear map per step; otherwise the identity.")
     norm: bool = option(True, "Whether a LayerNorm follows the input layer and each step.")
     dropout: float = option(0.0, "After the input layer and after each step.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        if not 0 < self.step_size <= 1:
-            raise UserError(f"step_size must lie in (0, 1], got {self.step_size!r}")
         EdgeAttention(self_loops(1), self.diffusivity, self.similarity)  # checks the diffusivity
         self.input = nn.Linear(in_channels, hidden_channels)
         self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.num_layers + 1))
@@ -183,10 +181,9 @@ class EdgeDiffusion(Encoder):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped
-        needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
-        what = f"{len(self.maps)} steps of edge attention on {{:,}} edges"
-        remedy = "train with batch_size=…, or fewer layers"
-        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
+        # A step stores states along edges, as attention with a head per channel does.
+        sizes, remedy = (self.output.in_features, 0, len(self.maps)), "train with batch_size=…, or fewer layers"
+        check_attention_memory(f"{len(self.maps)} steps of edge attention", [graph], *sizes, remedy)
         coupling = EdgeAttention(graph, self.diffusivity, self.similarity)
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = initial = dropout(z, self.dropout, self.training)

@@ -21,14 +21,21 @@ from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.nn.context import as_structure
-from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count
+from difformer.nn.protocol import Batch, Edges, Features, Weight, check_choice, check_count
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
 WORTH_A_LOOK = 2**28  # bytes; below this, free memory is not queried
 SIZES = ("in_channels", "hidden_channels", "out_channels")
-SHARES = ("alpha", "graph_weight", "residual_weight")  # options in [0, 1]
-POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
+# Valid values of numbers, by the name of an option; `option` can override them.
+INTERVALS = {
+    **dict.fromkeys(("alpha", "graph_weight", "residual_weight"), "[0, 1]"),
+    **dict.fromkeys(("beta", "beta1", "beta2", "penalty_weight"), "[0, inf)"),
+    **dict.fromkeys(("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold"), "(0, inf)"),
+    **dict.fromkeys(("time", "tolerance"), "(0, inf)"),
+    "gamma": "[0, 1)",
+    "teleport": "(0, 1)",
+}
 
 
 _loopless: ResultCache[Graph] = ResultCache()
@@ -45,7 +52,7 @@ class Observed:
     given: bool = False  # whether the caller passed edges, possibly none
 
     @staticmethod
-    def of(x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
+    def of(x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Observed:
         """From the arguments of a forward pass; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
@@ -126,27 +133,31 @@ class Option:
     about: str = ""
     choices: tuple[str, ...] = ()
     least: int = 1
+    within: str = ""
     annotation: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises a ValueError if `value` is not valid: by choices, by type for counts, else by name."""
+        """Raises a ValueError if `value` is not valid."""
         if self.choices:
             check_choice(name, value, self.choices)
         elif value is None and "None" in self.annotation:
             return
         elif self.annotation.startswith("int") or (self.annotation == "Any" and type(self.default) is int):
             check_count(name, value, self.least, optional="None" in self.annotation)
-        elif name.endswith("dropout") and not 0 <= value < 1:
-            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-        elif name in SHARES and not 0 <= value <= 1:
-            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-        elif name in POSITIVE and not 0 < value < math.inf:
-            raise UserError(f"{name} must be a number above 0, got {value!r}")
+        interval = self.within or ("[0, 1)" if name.endswith("dropout") else INTERVALS.get(name))
+        if interval is not None:
+            low, high = (float(end) for end in interval[1:-1].split(","))
+            above = value >= low if interval[0] == "[" else value > low
+            if not (above and (value <= high if interval[-1] == "]" else value < high)):
+                raise UserError(f"{name} must lie in {interval}, got {value!r}", argument=name)
 
 
-def option(default: Any, about: str = "", *, least: int = 1) -> Any:
-    """Declares an option; `about` is added to the docstring of the class, `least` is the minimum of a count."""
-    return Option(default, about, least=least)
+def option(default: Any, about: str = "", *, least: int = 1, within: str = "") -> Any:
+    """Declares an option; `about` is added to the docstring of the class.
+
+    `least` is the minimum of a count, `within` the valid interval of a number, by default that of `INTERVALS`.
+    """
+    return Option(default, about, least=least, within=within)
 
 
 def one_of(*choices: str, about: str = "") -> Any:
@@ -212,9 +223,9 @@ class Encoder(nn.Module):
         """Makes the layers."""
         raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
 
-    def look(self, x: Features, *structure: Any) -> Observed:
-        """The observed structure: edges, their weights and the batch."""
-        return Observed.of(x, *structure)
+    def look(self, x: Features, edge_index: Edges, edge_weight: Weight, batch: Batch) -> Observed:
+        """The observed structure."""
+        return Observed.of(x, edge_index, edge_weight, batch)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
@@ -224,9 +235,7 @@ class Encoder(nn.Module):
         """Outputs ``[N, out_channels]``."""
         return self.decode(self.states(x, observed))
 
-    def embed(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def embed(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
         return self.states(x, self.look(x, edge_index, edge_weight, batch))
 
@@ -234,9 +243,7 @@ class Encoder(nn.Module):
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
         return self.output(states)
 
-    def forward(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def forward(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         """Outputs ``[N, out_channels]``."""
         return self.outputs(x, self.look(x, edge_index, edge_weight, batch))
 
@@ -251,12 +258,6 @@ class Penalised(Encoder):
         if self._penalty is None:
             raise UserError(f"{type(self).__name__} has no penalty yet: run a forward pass first")
         return self._penalty
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises a ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -> int:

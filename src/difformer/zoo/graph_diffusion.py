@@ -32,7 +32,6 @@ from torch import Tensor
 
 from difformer.attention.segments import Segments
 from difformer.diffusion.coupling.matrix import is_symmetric
-from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
@@ -116,7 +115,8 @@ TOLERANCE = 1e-6  # of entries, in rows that sum to about one; the closed form i
 NOTHING = 1e-10  # smaller entries are rounding errors of zero
 ENTRY_BYTES = 64  # per edge of the result: two indices, a weight, and two sorted forms of them
 
-Entries = tuple[Tensor, Tensor, Tensor]
+Entries = tuple[Tensor, Tensor, Tensor]  # rows, columns and values
+Part = tuple[int, Entries]  # number of rows, and their entries
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,6 @@ class Diffusion:
     top_k: int | None = 64
     threshold: float = 1e-4
     transition: str = "gcn"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.teleport < 1:
-            raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, or None to keep by threshold, got {self.top_k!r}")
 
     def closed_form(self, transition: Tensor) -> Tensor:
         """S of matrices T ``[…, n, n]``, dense."""
@@ -168,27 +162,31 @@ def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = Non
 
 
 def _make(graph: Graph, diffusion: Diffusion, segments: Segments | None) -> Graph:
-    nodes = graph.num_nodes
-    most = nodes if segments is None else segments.largest
-    size = min(most, diffusion.top_k or most)
-    if diffusion.top_k is not None or most <= DENSE:
-        what = f"a diffused graph of {nodes:,} nodes with {size:,} neighbours each"
-        refuse_beyond_memory(nodes * size * ENTRY_BYTES, graph.device, what, "set a smaller top_k")
-    looped = graph.with_self_loops()
-    if most > DENSE:
+    nodes, looped = graph.num_nodes, graph.with_self_loops()
+    if (nodes if segments is None else segments.largest) > DENSE:
         parts = _in_blocks(looped, diffusion)
     elif segments is None:
-        parts = _closed(looped, diffusion, torch.arange(nodes, device=graph.device).unsqueeze(0))
+        parts = iter([_closed(looped, diffusion, torch.arange(nodes, device=graph.device).unsqueeze(0))])
     else:
-        parts = (part for block in segments.blocks for part in _closed(looped, diffusion, block.rows, block.mask))
-    rows, columns, values = (torch.cat(found) for found in zip(*parts, strict=True))
+        parts = (_closed(looped, diffusion, block.rows, block.mask) for block in segments.blocks)
+    found: list[Entries] = []
+    done = kept = 0
+    for count, entries in parts:
+        found.append(entries)
+        done, kept = done + count, kept + entries[0].numel()
+        # With a threshold the size is not known in advance; extrapolate from the rows so far.
+        each = kept / max(1, done)
+        what = f"a diffused graph of {nodes:,} nodes with about {each:,.0f} neighbours each"
+        remedy = "set a smaller top_k, or a larger threshold"
+        refuse_beyond_memory(ENTRY_BYTES * each * nodes, graph.device, what, remedy)
+    rows, columns, values = (torch.cat(column) for column in zip(*found, strict=True))
     total = values.new_zeros(nodes).index_add(0, rows, values)
     weight = values / total.index_select(0, rows)
     return Graph(torch.stack([columns, rows]), nodes, weight.float(), keep=graph.keep)
 
 
-def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | None = None) -> Iterator[Entries]:
-    """Entries of the closed form for a block of graphs, ``nodes [graphs, n]``."""
+def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | None = None) -> Part:
+    """The closed form for a block of graphs, ``nodes [graphs, n]``."""
     graphs, n = nodes.shape
     place = torch.full((graph.num_nodes,), -1, dtype=torch.long, device=graph.device)
     real = torch.ones_like(nodes, dtype=torch.bool) if mask is None else mask
@@ -201,11 +199,11 @@ def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | No
     matrix = diffusion.closed_form(transition)
     keep = diffusion.kept(matrix) & real.unsqueeze(1) & real.unsqueeze(2)
     which, i, j = keep.nonzero(as_tuple=True)
-    yield nodes[which, i], nodes[which, j], matrix[which, i, j]
+    return int(real.sum()), (nodes[which, i], nodes[which, j], matrix[which, i, j])
 
 
-def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
-    """Entries of S, a block of rows at a time, as columns of f(Tᵀ)."""
+def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Part]:
+    """S, a block of rows at a time, as columns of f(Tᵀ)."""
     undirected = is_undirected(graph)
     if diffusion.kernel == "heat":
         spread = heat_filter(diffusion.time, undirected, TOLERANCE)
@@ -214,20 +212,13 @@ def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
     forward = graph.matrix(diffusion.transition)
     backward = SparseMatrix(forward.shape, forward.columns, forward.rows)
     size = max(1, BLOCK_ENTRIES // graph.num_nodes)
-    kept = 0
     for start in range(0, graph.num_nodes, size):
         chosen = torch.arange(start, min(start + size, graph.num_nodes), device=graph.device)
         units = torch.zeros(graph.num_nodes, chosen.numel(), device=graph.device)
         units[chosen, torch.arange(chosen.numel(), device=graph.device)] = 1.0
         rows = spread(backward.__matmul__, units).T
         i, j = diffusion.kept(rows).nonzero(as_tuple=True)
-        kept += i.numel()
-        # With a threshold the size is not known in advance; extrapolate from the rows so far.
-        done = int(chosen[-1] + 1)
-        what = f"a diffused graph of {graph.num_nodes:,} nodes with about {kept // done:,} neighbours each"
-        needed = ENTRY_BYTES * kept * graph.num_nodes / done
-        refuse_beyond_memory(needed, graph.device, what, "set a larger threshold, or top_k")
-        yield chosen[i], j, rows[i, j]
+        yield chosen.numel(), (chosen[i], j, rows[i, j])
 
 
 class GDC(GCN):

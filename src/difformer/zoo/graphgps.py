@@ -3,7 +3,6 @@ r"""GraphGPS (Rampášek et al., NeurIPS 2022), and Exphormer (Shirzad et al., I
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -50,22 +49,23 @@ class GPSLayer(nn.Module):
         if attention == "performer":
             self.projection = nn.Buffer(draw_projection(features, channels // heads))
 
-    def forward(self, z: Tensor, observed: Observed, graph: Graph) -> Tensor:
+    def forward(self, z: Tensor, observed: Observed, senders: Any) -> Tensor:
+        """New states; `senders` is what `attend` takes."""
         if self.local == "gcn":
-            messages = functional.relu(graph.propagate(self.message(z)))
+            messages = functional.relu(observed.looped.propagate(self.message(z)))
         else:
             received = (1 + self.epsilon) * z
             if observed.graph is not None:
                 received = received + observed.graph.propagate(z, "none")
             messages = self.message_second(functional.relu(self.message(received)))
         passed = dropout(messages, self.dropout, self.training)
-        attended = dropout(self.join(self.attend(z, observed)), self.dropout, self.training)
+        attended = dropout(self.join(self.attend(z, senders)), self.dropout, self.training)
         both = self.norms[0](z + passed) + self.norms[1](z + attended)
         inner = dropout(functional.relu(self.wide(both)), self.dropout, self.training)
         return self.norms[2](both + dropout(self.narrow(inner), self.dropout, self.training))
 
-    def attend(self, z: Tensor, observed: Observed) -> Tensor:
-        segments = observed.segments
+    def attend(self, z: Tensor, segments: Any) -> Tensor:
+        """Attention over all pairs of each graph."""
         q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
         if self.attention == "softmax":
             return propagate(q, k, v, "softmax", batch=segments).flatten(1)
@@ -105,7 +105,6 @@ class GraphGPS(Encoder):
         self._positions: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        graph = observed.looped
         z = linear(self.input, x, self.dropout, self.training)
         if self.position is not None:
             make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
@@ -118,18 +117,11 @@ class GraphGPS(Encoder):
             z = z + self.position(positions)
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:
-            z = layer(z, observed, graph)
+            z = layer(z, observed, observed.segments)
         return z
 
 
 LIMIT = 5.0  # scores are clamped to ±LIMIT, so exponentials cannot overflow
-
-
-@dataclass(frozen=True)
-class Links(Observed):
-    """Nodes followed by virtual nodes; `kinds` are the graphs of attention."""
-
-    kinds: tuple[Graph, ...] = ()
 
 
 def expander(num_nodes: int, degree: int, seed: int) -> Tensor:
@@ -159,12 +151,12 @@ class ExphormerLayer(GPSLayer):
         super().__init__(channels, heads, local="gcn", attention="sparse", features=0, dropout=dropout, norm=norm)
         self.kinds = nn.Parameter(torch.ones(3, heads, channels // heads))
 
-    def attend(self, z: Tensor, observed: Observed) -> Tensor:
-        assert isinstance(observed, Links)
+    def attend(self, z: Tensor, graphs: tuple[Graph, ...]) -> Tensor:
+        """Attention along the edges of `graphs`, one per kind."""
         q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
         q = q * q.shape[-1] ** -0.5
         total, mass = torch.zeros_like(v), v.new_zeros(*v.shape[:2], 1)
-        for kind, graph in zip(self.kinds, observed.kinds, strict=True):
+        for kind, graph in zip(self.kinds, graphs, strict=True):
             if not graph.num_edges:
                 continue
             weight = edge_scores(q * kind, k, graph).clamp(-LIMIT, LIMIT).exp()
@@ -202,20 +194,19 @@ class Exphormer(Encoder):
         self._local: ResultCache[Graph] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        links = self.links(observed)
+        extended, links = self.links(observed)
         remedy = "train with batch_size=…, or a smaller degree"
-        check_attention_memory("exphormer", links.kinds, self.num_heads, 0, self.num_layers, remedy)
+        check_attention_memory("exphormer", links, self.num_heads, 0, self.num_layers, remedy)
         z = dropout(linear(self.input, x, self.dropout, self.training), self.dropout, self.training)
         if self.virtual is not None:
             graphs = 1 if observed.segments is None else observed.segments.num_graphs
             z = torch.cat([z, self.virtual.to(z.dtype).repeat(graphs, 1)])
-        looped = links.looped
         for layer in self.layers:
-            z = layer(z, links, looped)
+            z = layer(z, extended, links)
         return z[: observed.rows]
 
-    def links(self, observed: Observed) -> Links:
-        """The edges of attention: observed ones, the expander, and those of virtual nodes."""
+    def links(self, observed: Observed) -> tuple[Observed, tuple[Graph, ...]]:
+        """The observed graph with virtual nodes, and the graphs of attention: observed, expander, virtual nodes."""
         graphs = 1 if observed.segments is None else observed.segments.num_graphs
         rows = observed.rows + graphs * self.virtual_nodes
         graph, segments, local = observed.graph, observed.segments, None
@@ -230,8 +221,8 @@ class Exphormer(Encoder):
             others = _batched.of(
                 segments.batch, options, lambda: _added_edges(order.cpu().split(sizes.tolist()), *options)
             )
-        nothing = Graph(torch.empty(2, 0, dtype=torch.long, device=observed.device), rows)
-        return Links(rows, observed.device, local, None, observed.given, (nothing if local is None else local, *others))
+        extended = Observed(rows, observed.device, local)
+        return extended, (extended.edges, *others)
 
 
 _batched: ResultCache[tuple[Graph, ...]] = ResultCache()

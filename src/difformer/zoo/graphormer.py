@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from difformer.errors import UserError
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
@@ -53,16 +52,13 @@ class Graphormer(Encoder):
     dropout: float = option(0.1, "After the input, the attention and the MLP of each layer.")
     attention_dropout: float = option(0.0, "On the attention weights.")
     input_dropout: float = option(0.0, "On the features.")
-    max_distance: int = option(10, "Largest distance with its own bias; longer ones share it.")
+    # Distances are kept in a byte.
+    max_distance: int = option(10, "Largest distance with its own bias; longer ones share it.", within="[1, 250]")
     max_degree: int = option(64, "Largest degree with its own encoding; larger ones share it.")
     widening: int = option(1, "Width of the MLP in a layer, as a multiple of `hidden_channels`.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         check_heads(self.num_heads, hidden_channels)
-        if self.max_distance > 250:
-            raise UserError(
-                f"max_distance must be at most 250, as distances are kept in a byte; got {self.max_distance!r}"
-            )
         self.input, self.input_norm = nn.Linear(in_channels, hidden_channels, bias=False), nn.LayerNorm(hidden_channels)
         self.in_degree, self.out_degree = (nn.Embedding(self.max_degree + 1, hidden_channels) for _ in range(2))
         self.distance = nn.Embedding(self.max_distance + 2, self.num_heads)

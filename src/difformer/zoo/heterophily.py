@@ -189,12 +189,8 @@ class GloGNN(Encoder):
     hops: Any = option(3, "K, powers of S.")  # a count; `make` replaces it by the parameter λ
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        if not 0 <= self.gamma < 1:
-            raise UserError(f"gamma must lie in [0, 1), got {self.gamma!r}")
-        if self.beta1 < 0 or self.beta2 < 0 or self.beta1 + self.beta2 <= 0:
-            raise UserError(
-                f"beta1 and beta2 must not be negative, nor both zero; got {self.beta1!r} and {self.beta2!r}"
-            )
+        if self.beta1 == self.beta2 == 0:
+            raise UserError("beta1 and beta2 must not both be zero")
         self.first = nn.Linear(in_channels, hidden_channels)
         self.second = nn.Linear(hidden_channels, hidden_channels)
         self.hops = nn.Parameter(torch.full((self.hops,), 1.0 / self.hops))

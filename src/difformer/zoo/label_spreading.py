@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +16,33 @@ from difformer.zoo.linear_maps import dense
 LEAST = 1e-12
 
 
-class LabelPropagation(Encoder):
+class LabelDiffusion(Encoder):
+    """A model without parameters, whose states are scores of classes computed from the observed labels."""
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        self.out_channels = out_channels
+        self._labels: Tensor | None = None
+
+    def observed_labels(self, x: Features) -> Tensor:
+        """The observed labels; a ValueError if they are not those of the rows of `x`."""
+        if self._labels is None or self._labels.shape[0] != x.shape[0]:
+            seen = "none" if self._labels is None else len(self._labels)
+            raise UserError(
+                f"{type(self).__name__} has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index) "
+                f"and leave batch_size out: it needs the whole graph"
+            )
+        return self._labels
+
+    def decode(self, states: Tensor) -> Tensor:
+        """Logarithms, so that a softmax (a sigmoid for multiple labels) returns the scores."""
+        logs = states.clamp_min(LEAST).log()
+        if states.shape[-1] == self.out_channels:
+            return logs
+        present, absent = logs.split(self.out_channels, -1)
+        return present - absent
+
+
+class LabelPropagation(LabelDiffusion):
     r"""Labels diffuse over the graph, :math:`Y^{(k+1)} = \mathrm{clamp}[α S Y^{(k)} + (1 - α) Y^{(0)}]`.
 
     Nothing is trained; `observe` stores the training labels. With α = 1, ``graph_norm="random_walk"`` and
@@ -34,11 +58,6 @@ class LabelPropagation(Encoder):
     graph_norm: str = one_of(*GRAPH_WEIGHTS, about="S, see `difformer.diffusion.GraphCoupling`.")
     clamp: str = one_of(*CLAMPS, about="range keeps scores in [0, 1]; labels restores known labels after each step.")
 
-    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        self.out_channels = out_channels
-        self._scores: Tensor | None = None
-        self._known: Tensor | None = None
-
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Stores the training labels: classes ``[N]``, or 0 and 1 ``[N, C]`` with NaN for unknown labels."""
         if y.dim() == 1 and not y.is_floating_point():
@@ -49,29 +68,22 @@ class LabelPropagation(Encoder):
             raise UserError(
                 f"label propagation needs class numbers [N], or labels 0 and 1 [N, C]; got {y.dtype} {tuple(y.shape)}"
             )
-        self._scores, self._known = scores, train_index
+        self._labels, self._index = scores, train_index
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Scores of classes ``[N, C]``; for multiple labels, of presence and absence, ``[N, 2 C]``."""
-        if self._scores is None or self._scores.shape[0] != x.shape[0]:
-            seen = "none" if self._scores is None else f"{self._scores.shape[0]}"
-            raise UserError(
-                f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
-                f"and leave batch_size out: it needs the whole graph"
-            )
-        options: dict[str, Any] = {"alpha": self.alpha, "weights": self.graph_norm, "clamp": self.clamp}
-        return propagate_labels(self._scores, observed.edges, known=self._known, steps=self.num_layers, **options)
-
-    def decode(self, states: Tensor) -> Tensor:
-        """Logarithms, so that a softmax (a sigmoid for multiple labels) returns the scores."""
-        logs = states.clamp_min(LEAST).log()
-        if states.shape[-1] == self.out_channels:
-            return logs
-        present, absent = logs.split(self.out_channels, -1)
-        return present - absent
+        return propagate_labels(
+            self.observed_labels(x),
+            observed.edges,
+            known=self._index,
+            steps=self.num_layers,
+            alpha=self.alpha,
+            weights=self.graph_norm,
+            clamp=self.clamp,
+        )
 
 
-class LabelSpreading(Encoder):
+class LabelSpreading(LabelDiffusion):
     r"""scikit-learn's label spreading over neighbours in feature space, :math:`F^{+} = α S F + (1 - α) Y`.
 
     Nothing is trained; `observe` stores the training labels, and each forward pass fits scikit-learn's estimator.
@@ -84,10 +96,6 @@ class LabelSpreading(Encoder):
     alpha: float = option(0.2, "α, share of the neighbours.")
     max_iter: int = option(100, "Maximum number of iterations.")
 
-    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        self.out_channels = out_channels
-        self._labels: Tensor | None = None
-
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Stores the training labels; all others are unknown."""
         known, labels = class_labels("label spreading", y, train_index)
@@ -96,18 +104,9 @@ class LabelSpreading(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         from sklearn.semi_supervised import LabelSpreading as Estimator
 
-        if self._labels is None or self._labels.numel() != x.shape[0]:
-            seen = "none" if self._labels is None else f"{self._labels.numel()}"
-            raise UserError(
-                f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
-            )
-        features = dense(x)
+        labels, features = self.observed_labels(x), dense(x)
         estimator = Estimator(kernel="knn", n_neighbors=self.neighbours, alpha=self.alpha, max_iter=self.max_iter)
-        estimator.fit(features.detach().cpu().numpy(), self._labels.cpu().numpy())
+        estimator.fit(features.detach().cpu().numpy(), labels.cpu().numpy())
         states = torch.zeros(x.shape[0], self.out_channels, device=features.device)
         states[:, torch.from_numpy(estimator.classes_)] = torch.from_numpy(estimator.label_distributions_).to(states)
         return states
-
-    def decode(self, states: Tensor) -> Tensor:
-        """Logarithms, so that a softmax returns the scores."""
-        return states.clamp_min(LEAST).log()

@@ -28,7 +28,7 @@ from difformer.nn.protocol import Features
 from difformer.sparse import SparseMatrix
 from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import mapped
-from difformer.zoo.neighbour_graph import NeighbourGraph
+from difformer.zoo.neighbour_graph import neighbour_graph
 
 
 class LDS(Encoder):
@@ -65,7 +65,6 @@ class LDS(Encoder):
         biases = [nn.Parameter(torch.zeros(b)) for b in sizes[1:]]
         self.network = nn.ModuleDict({"maps": nn.ParameterList(weights), "biases": nn.ParameterList(biases)})
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.neighbours = NeighbourGraph(self.k)
         rates = self.outer_rate, self.inner_steps, self.inner_rate
         self.outer = OuterStep((*sizes, out_channels), *rates, self.restart_every)
         self.theta: Tensor = nn.Buffer(torch.empty(0, 0))  # resized in the first pass, or by a saved model
@@ -132,7 +131,7 @@ class LDS(Encoder):
         refuse_beyond_memory(4.0 * copies * rows**2, device, what, remedy)
         with torch.no_grad():
             if graph is None or not graph.num_edges:
-                graph = self.neighbours(x)
+                graph = neighbour_graph(x, self.k)
             source, target = graph.edge_index.to(device)
             theta = torch.zeros(rows, rows, device=device)
             theta[target, source] = 1.0

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Features
+from difformer.nn.protocol import Features, check_choice
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
-from difformer.zoo.encoder import check_choice
 
 NORMS = ("batch", "layer", "none")
 

@@ -19,43 +19,24 @@ ALL_KINDS = ("nodes", "series", "graphs")
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One row.
+    """One row."""
 
-    Args:
-        name: The name for `build` and ``--model``.
-        group: Family of models.
-        home: ``"module:Class"``.
-        about: One sentence.
-        kinds: Supported kinds of task.
-        needs_graph: Whether it requires observed edges.
-        coupling: S of its diffusion, if there is one.
-        energy: The paper's energy for this coupling; not a claim that layers descend it.
-        cost: Operations per layer, with N nodes, E edges and d channels.
-        paper: Publication.
-        defaults: Options whose default differs from that of the class.
-        fixed: Options that define the model and cannot be set.
-        space: Search space: values per setting.
-        published: Settings published by the authors, per data set.
-        stackable: Whether several runs can be trained as one with a leading axis.
-        trained: Whether it has parameters; otherwise it is computed once, without training settings.
-    """
-
-    name: str
-    group: str
-    home: str
-    about: str
-    kinds: tuple[str, ...] = ALL_KINDS
-    needs_graph: bool = False
-    coupling: str = ""
-    energy: str = ""
-    cost: str = ""
-    paper: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stackable: bool = False
-    trained: bool = True
+    name: str  #: The name for `build` and ``--model``.
+    group: str  #: Family of models.
+    home: str  #: ``"module:Class"``.
+    about: str  #: One sentence.
+    kinds: tuple[str, ...] = ALL_KINDS  #: Supported kinds of task.
+    needs_graph: bool = False  #: Whether it requires observed edges.
+    coupling: str = ""  #: S of its diffusion, if there is one.
+    energy: str = ""  #: The paper's energy for this coupling; not a claim that layers descend it.
+    cost: str = ""  #: Operations per layer, with N nodes, E edges and d channels.
+    paper: str = ""  #: Publication.
+    defaults: Mapping[str, Any] = field(default_factory=dict)  #: Options whose default differs from that of the class.
+    fixed: Mapping[str, Any] = field(default_factory=dict)  #: Options that define the model and cannot be set.
+    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  #: Search space: values per setting.
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  #: Authors' settings per data set.
+    stackable: bool = False  #: Whether several runs can be trained as one with a leading axis.
+    trained: bool = True  #: Whether it has parameters; otherwise it is computed once, without training settings.
 
 
 def _rows() -> dict[str, ModelInfo]:

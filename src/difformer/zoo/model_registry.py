@@ -245,9 +245,7 @@ class Plain(Encoder):
                 setattr(self, hook, getattr(model, hook))
         self.takes = tuple(n for n in ("edge_index", "edge_weight", "batch") if anything or n in parameters)
 
-    def embed(
-        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
-    ) -> Tensor:
+    def embed(self, x: Features, edge_index: Edges = None, edge_weight: Weight = None, batch: Batch = None) -> Tensor:
         edges = edge_index
         if isinstance(edge_index, Graph):
             edges, edge_weight = edge_index.edge_index, edge_index.edge_weight

@@ -43,8 +43,7 @@ def graph_sum(values: Tensor, segments: Segments | None) -> Tensor:
     """``[N, …]``: for each row, the sum over the rows of its graph."""
     if segments is None:
         return values.sum(0, keepdim=True).expand_as(values)
-    total = values.new_zeros(segments.num_graphs, *values.shape[1:]).index_add(0, segments.batch, values)
-    return total[segments.batch]
+    return segments.sums(values)[segments.batch]
 
 
 def graph_max(values: Tensor, segments: Segments | None) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.segments import Segments
-from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
@@ -110,14 +109,12 @@ class Polynormer(Encoder):
     dropout: float = option(0.5, "After the input layer, on messages of local layers, and after global layers.")
     input_dropout: float = option(0.15, "On the features.")
     global_dropout: float | None = option(None, "After global layers; None uses `dropout`.")
-    beta: float = option(FIRST_BETA, "Initial β of the local layers.")
+    beta: float = option(FIRST_BETA, "Initial β of the local layers.", within="(0, 1)")
     local_passes: int = option(100, "Training passes without the global layers.", least=0)
     pre_norm: bool = option(True, "Whether a LayerNorm precedes each local layer, which preserves small features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         heads = self.heads = check_heads(self.num_heads, hidden_channels)
-        if not 0 < self.beta < 1:
-            raise UserError(f"beta must lie between 0 and 1, got {self.beta!r}", argument="beta")
         self.input = nn.Linear(in_channels, hidden_channels)
         self.local = nn.ModuleList(
             LocalLayer(hidden_channels, heads, self.dropout, self.pre_norm, self.beta) for _ in range(self.num_layers)
