@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -30,8 +29,6 @@ SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # to tell columns of numbers from col
 CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
 ARRAY_ENDINGS, PYG_ENDINGS = (".npz", ".npy"), (".pt", ".pth")
 NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", ".feather", ".h5", ".hdf5", ".zip")
-
-_SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 
 Row = tuple[int, list[str]]
 Role = Literal["features", "labels", "edges"]
@@ -167,14 +164,15 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     check_size(max(len(names), len(filled[0][1]) if filled else 0), "the table", "COLUMNS")
     if not filled:
         raise DataError("holds a header and no rows")
-    line_of_first, begin = filled[0]
-    # A delimiter at the end of every line, the header's too, ends a column that is not there.
-    trailing = int(len(names) > 1 and not names[-1] and begin[-1].strip() == "")
-    width = len(names) - trailing if names else len(begin)
-    if len(begin) != width + trailing:
+    rows, (line_of_first, begin) = chain(start, rows), filled[0]
+    if len(names) > 1 and not names[-1] and not begin[-1].strip():  # a delimiter ends every line, the header too
+        names, begin = names[:-1], begin[:-1]
+        rows = ((line, row if row and row[-1].strip() else row[:-1]) for line, row in rows)
+    width = len(names or begin)
+    if len(begin) != width:
         raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", line=line_of_first)
     seen: dict[str, int] = {}
-    for i, column in enumerate(names[:width]):
+    for i, column in enumerate(names):
         other = seen.setdefault(column, i)
         if other != i or (i and not column):
             problem = f"the name {column!r} is already that of column {other + 1}; names must differ"
@@ -182,24 +180,23 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
             raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
-    columns = tuple(names[:width] or map(str, range(1, width + 1)))
-    first_row, textual = [format.pointed(c) for c in begin[:width]], list[bool]()
+    textual = []
     for i in range(width):  # 1,5 is meant for a number
         known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]
         textual.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in known) > len(known))
+    columns, first_row = tuple(names or map(str, range(1, width + 1))), [format.pointed(cell) for cell in begin]
     table = Table(name, columns, bool(names), first_row, textual, notes, decimal=format.decimal, lines=array("q"))
-    table.source = _chunks(table, chain(start, rows), trailing, format, role == "labels")
+    table.source = _chunks(table, _filled(rows, width, role == "labels"), format)
     return table
 
 
-def _chunks(table: Table, rows: Iterator[Row], trailing: int, format: TextFormat, keep_blank: bool) -> Iterator[Any]:
+def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[Any]:
     """Line numbers and columns of consecutive rows."""
-    width, expected = len(table.names) + trailing, "header" if table.named else "first row"
-    filled = _filled(rows, width, keep_blank)
-    while chunk := list(islice(filled, 1 + CHUNK_CELLS // width)):
-        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width or (trailing and row[-1].strip()))
+    width, expected = len(table.names), "header" if table.named else "first row"
+    while chunk := list(islice(rows, 1 + CHUNK_CELLS // width)):
+        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width)
         if good := next(wrong, len(chunk)):  # errors in the rows before a wrong one come first
-            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))[: len(table.names)]
+            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))
             if format.decimal != ".":
                 columns = [[format.pointed(cell) for cell in column] for column in columns]
             yield [line for line, _ in chunk[:good]], columns
@@ -214,14 +211,11 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
     """Rows that count: a blank one only if something comes after it."""
     waiting: list[Row] = []
     for line, row in rows:
-        if not row:
-            waiting += [(line, [""])] if keep_blank and width == 1 else []
-        elif width > 1 and not "".join(row).strip():
-            waiting.append((line, row))
-        else:
+        if row or (keep_blank and width == 1):
+            waiting.append((line, row or [""]))
+        if row and (width == 1 or "".join(row).strip()):
             yield from waiting
             waiting.clear()
-            yield line, row
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
@@ -252,10 +246,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
 def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":
-        for count, line in enumerate(lines, offset + 1):
-            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
-        return
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
+        lines = (" ".join(line.split()) + "\n" for line in lines)
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=delimiter != " ", strict=strict)
     try:
         for row in reader:
             yield offset + reader.line_num, row if len(row) != 1 or row[0].strip() or row[0] == "" else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,19 @@ from torch import Tensor
 from difformer.data.archives import read_npy, read_npz
 from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import Column, Path_, Table, Values, canonical_id, frame_table, index_of_ids, number
+from difformer.data.own.table import (
+    Column,
+    Path_,
+    Table,
+    Values,
+    canonical_id,
+    check_columns,
+    frame_table,
+    index_of_ids,
+    number,
+)
 from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
-from difformer.errors import DAMAGE, DataError, did_you_mean, in_file, listed
+from difformer.errors import DAMAGE, DataError, in_file, listed
 
 PART_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), "train"),
@@ -95,48 +105,44 @@ class Selection:
 
 def column_roles(table: Table, chosen: Selection) -> tuple[Roles, list[int], list[str]]:
     """The roles of columns, the positions of the features, and notes."""
-    wanted, label_columns, split_column = chosen.wanted, chosen.label_columns, chosen.split_column
-    label_at = [] if label_columns is None else table.find_all(label_columns, "label_columns")
-    taken = {*table.find_all(chosen.drop, "drop"), *label_at}
-    at = {name: i for i, name in enumerate(table.names)} if table.named else {}
-    asked, notes = {at[name] for name in wanted if name in at}, list[str]()
+    wanted, at = chosen.wanted, {name: i for i, name in enumerate(table.names) if table.named}
+    labels = [] if chosen.label_columns is None else table.find_all(chosen.label_columns, "label_columns")
+    taken: set[int | None] = {*table.find_all(chosen.drop, "drop"), *labels}
     named = chosen.id_name in at and chosen.ids is not False
-    id_at, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
-    taken |= set() if id_at is None else {id_at}
-    split_at = None if split_column is None else table.find(split_column, "split_column")
+    asked = {at[name] for name in wanted if name in at}
+    ids, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
+    taken.add(ids)
+    split = None if chosen.split_column is None else table.find(chosen.split_column, "split_column")
     likely = [] if wanted else [i for i in table.named_like("split") if i not in taken]
-    if split_column is None:
-        split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
-    taken |= set() if split_at is None else {split_at}
+    if split is None:
+        split = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
+    taken.add(split)
     reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
-    if chosen.labels_here and label_columns is None:
-        label_at = _find_labels(table, taken)
-        notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
-    elif not wanted:
-        named_labels = [i for i in table.named_like("labels") if i not in taken]
-        if chosen.labels_here:
-            hint = ", although its name is usual for labels; pass drop={} if it tells the answer"
-            reasons |= dict.fromkeys(named_labels, hint)
-        elif clear := [table.names[i] for i in named_labels if table.names[i].strip().lower() != "y"]:
-            problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
-            problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
-            raise DataError(problem, path=table.path, argument="drop")
-    taken |= set(label_at)
+    notes = list[str]()
+    if chosen.labels_here and chosen.label_columns is None:
+        labels = _find_labels(table, taken)
+        notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in labels]
+        taken.update(labels)
+    alike = [] if wanted else [i for i in table.named_like("labels") if i not in taken]
+    clear = [table.names[i] for i in alike if table.names[i].strip().lower() != "y"]
+    if chosen.labels_here:
+        reasons |= dict.fromkeys(alike, ", although its name is usual for labels; pass drop={} if it tells the answer")
+    elif clear:
+        problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
+        problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
+        raise DataError(problem, path=table.path, argument="drop")
     for name, reason in [(table.names[i], reason) for i, reason in reasons.items() if i not in taken]:
         notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
     features = [i for i in range(len(table.names)) if i not in taken]
     if wanted and table.named:
-        if absent := [name for name in wanted if name not in at]:
-            problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
-            problem += f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}"
-            raise DataError(problem, path=table.path)
+        check_columns(wanted, at, table.path)
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
         features = [at[name] for name in wanted]
-    return Roles(id_at, guessed, label_at, split_at), features, notes
+    return Roles(ids, guessed, labels, split), features, notes
 
 
-def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tuple[int | None, bool]:
+def _id_column(table: Table, ids: Column | bool | None, taken: Container[int | None]) -> tuple[int | None, bool]:
     """Position of the column of ids, and whether it was guessed by its texts alone."""
     if isinstance(ids, bool):
         return 0 if ids else None, False
@@ -149,7 +155,7 @@ def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tupl
     return 0, not usual
 
 
-def _find_labels(table: Table, taken: set[int]) -> list[int]:
+def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
     likely = [i for i in table.named_like("labels") if i not in taken]
     if len(likely) == 1:
         return likely
@@ -221,27 +227,26 @@ def load_features(path: Path_, chosen: Selection, format: TextFormat) -> Feature
 def select_features(table: Table, chosen: Selection) -> Features:
     """Features of a table, without its columns of labels, ids and split."""
     raw, preprocessing = chosen.raw, chosen.preprocessing
-    encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
-    unused = {name for name, column in encodings.items() if column.kind == "left out"}
-    dropped = [i + 1 for i in table.find_all(chosen.drop, "drop")]
-    dropped += [i + 1 for i, name in enumerate(table.names) if table.named and name in unused]
-    wanted = [name for name in encodings if name not in unused] or chosen.wanted
+    kinds = {} if preprocessing is None else {column.name: column.kind for column in preprocessing.columns}
+    unused = [i + 1 for i, name in enumerate(table.names) if table.named and kinds.get(name) == "left out"]
+    dropped = [*(i + 1 for i in table.find_all(chosen.drop, "drop")), *unused]
+    wanted = [name for name, kind in kinds.items() if kind != "left out"] or chosen.wanted
     roles, features, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
     names = [table.names[i] for i in features]
     forced = {kind: table.find_all(getattr(chosen, kind), kind) for kind in ("categories", "dates")}
-    if preprocessing is not None:
-        if not table.named and len(features) != len(encodings):
-            raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
-        names = names if table.named else list(encodings)
-        textual = {i for i, name in zip(features, names, strict=True) if encodings[name].kind != "number"}
+    if kinds:
+        if not table.named and len(features) != len(kinds):
+            raise DataError(f"has {len(features)} columns of features, expected {len(kinds)}", path=table.path)
+        names = names if table.named else list(kinds)
+        numeric = {i for i, name in zip(features, names, strict=True) if kinds[name] == "number"}
     else:
-        textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
-    numeric = [i for i in features if i not in textual]
+        textual = {i for i in features if table.textual[i]}.union(*forced.values()) if raw else set[int]()
+        numeric = {i for i in features if i not in textual}
     table.trained = bool(wanted)
-    table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
+    table.read(set(range(len(table.names))) - numeric, gaps=raw)
     if roles.guessed:
         cells, name = table.cells[0], table.names[0]
-        if raw and preprocessing is None and (len(set(cells)) != len(cells) or not all(cells)):
+        if raw and not kinds and (len(set(cells)) != len(cells) or not all(cells)):
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
             features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
         else:
@@ -249,21 +254,19 @@ def select_features(table: Table, chosen: Selection) -> Features:
             notes.append(f"{guess}; pass ids=false if it is a feature")
     if not features:
         raise DataError("has no column of features left", path=table.path)
-    table.check_finite(set(numeric) if raw else ())
     columns = [(name, table.cells[i]) for name, i in zip(names, features, strict=True)]
     numbers = [values for _, values in columns if isinstance(values, np.ndarray)]
     with table.locate(dict(zip(names, features, strict=True))):
-        if preprocessing is not None:
-            x, said = preprocessing.transform({name: values for name, values in columns if name not in unused})
-            notes += said
-        elif len(numbers) < len(columns) or any(np.isnan(values).any() for values in numbers):
-            named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
-            preprocessing = Preprocessing.fit(columns, standardize=chosen.standardize, **named)
-            x, _ = preprocessing.transform(dict(columns))
-            notes += preprocessing.notes
-        else:
+        if preprocessing is None and len(numbers) == len(columns) and not any(np.isnan(n).any() for n in numbers):
             x = np.stack(numbers, 1).astype(np.float32)
             notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(v).max()) > LARGE]
+        else:
+            if preprocessing is None:
+                named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
+                preprocessing = Preprocessing.fit(columns, standardize=chosen.standardize, **named)
+                notes += preprocessing.notes
+            x, said = preprocessing.transform(dict(columns))
+            notes += said
     names = [*preprocessing.feature_names] if preprocessing is not None else names if table.named else []
     ids = () if roles.ids is None else tuple(map(canonical_id, table.cells[roles.ids]))
     origin: Any = {"path": table.path, "table": table, "roles": roles, "notes": (*table.notes, *notes)}
@@ -308,9 +311,7 @@ def features_from(
     elif isinstance(x, Tensor):
         tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
-        table = frame_table(x, name).read(())
-        if finite:
-            table.check_finite()
+        table = frame_table(x, name).read((), gaps=not finite)
         names = table.names
         tensor = torch.from_numpy(np.stack([values.astype(np.float32) for values in table.cells.values()], 1))
     else:
@@ -322,9 +323,7 @@ def features_from(
     values = tensor.values() if sparse else tensor
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
-        row, column = where[0], where[-1]
-        if sparse:
-            row, column = int((tensor.crow_indices() <= row).sum()) - 1, int(tensor.col_indices()[row])
+        row, column = tensor.to_sparse_coo().indices()[:, where[0]].tolist() if sparse else (where[0], where[-1])
         problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
         raise DataError(problem, row=row, column=column + 1)
     return tensor, names

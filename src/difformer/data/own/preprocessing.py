@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.own.table import Floats, Values, frame_table, is_gap, number
+from difformer.data.own.table import Floats, Values, check_columns, frame_table, is_gap, number
 from difformer.errors import DAMAGE, DataError, UserError, listed
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
@@ -241,12 +241,10 @@ class Preprocessing:
         used = {column.name: column for column in self.columns if column.kind != "left out"}
         if not used:
             raise DataError("has no column of features left")
-        if absent := [name for name in used if name not in names]:
-            wanted = f"{len(absent)} of the {len(used)} columns wanted: {listed(absent)}"
-            raise DataError(f"lacks {wanted}; it has {listed([*names])}")
+        check_columns([*used], names)
         if hasattr(table, "columns"):
             frame = frame_table(table)
-            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], names.values())
+            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], gaps=True)
             table = {name: frame.cells[names[name]] for name in used}
         known = {column.name for column in self.columns}
         new = [name for name in names if name not in known]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.errors import DataError, did_you_mean, in_file, require
+from difformer.errors import DataError, did_you_mean, in_file, listed, require
 
 Path_ = str | os.PathLike[str]
 Column = str | int
@@ -63,10 +63,11 @@ class Table:
     lines: array[int] | None = None  # of the rows in a text file
     rows: int = 0
     trained: bool = False  # whether these are new rows for a trained model
+    gaps: bool = False  # whether numbers may be missing
 
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows, once: columns in `text` as text, those in `gaps` as numbers with gaps, others as numbers."""
-        text, gaps, parts, same = {*text}, {*gaps}, defaultdict[int, list[Any]](list), dict[str, str]()
+    def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
+        """Read all rows, once: columns in `text` as text, others as numbers, NaN where missing if there may be `gaps`."""
+        text, self.gaps, parts, same = {*text}, gaps, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:
                 self.lines.extend(lines)
@@ -76,7 +77,7 @@ class Table:
                     if i in text:  # one copy of every text: names repeat
                         parts[i] += (same.setdefault(cell, cell) for cell in map(cell_text, values))
                     else:
-                        parts[i].append(self._numbers(values, i, i in gaps))
+                        parts[i].append(self._numbers(values, i))
                 except DataError as error:
                     refused.append(error)
             if refused:
@@ -84,21 +85,26 @@ class Table:
             self.rows += len(columns[0])
         if not self.rows:
             raise DataError("holds no rows", path=self.path)
-        self.cells = dict(parts)
-        for i in parts.keys() - text:  # a column in memory comes whole, and is not copied
-            self.cells[i] = parts[i][0] if len(parts[i]) == 1 else np.concatenate(parts[i])
+        self.cells = {i: part if i in text else np.concatenate(part) for i, part in parts.items()}
         return self
 
-    def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
+    def _numbers(self, values: Any, column: int) -> Floats:
+        """Finite numbers that fit single precision."""
         try:
-            if has_numbers(values):
-                return np.asarray(values, dtype=np.float64)
-            if "_" in "".join(values):  # Python would read 1_000
+            if not has_numbers(values) and "_" in "".join(values):  # Python would read 1_000
                 raise ValueError
-            return np.fromiter(map(float, values), np.float64, len(values))
+            found = np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError):
             cells = map(cell_text, values)
-            return np.array([self.number(cell, row, column, gap) for row, cell in enumerate(cells, self.rows)])
+            found = np.array([self.number(cell, row, column) for row, cell in enumerate(cells, self.rows)])
+        good = np.abs(found) <= np.finfo(np.float32).max  # false for NaN
+        good |= np.isnan(found) & self.gaps
+        if not good.all():
+            row = int(np.argmin(good))
+            missing = "a number is missing here; fill it in"
+            problem = missing if np.isnan(found[row]) else f"{found[row]} is too large a number; correct it"
+            raise self.error(f"{problem}, or leave the row out", self.rows + row, column)
+        return found
 
     @property
     def file(self) -> str:
@@ -150,17 +156,15 @@ class Table:
             row = error.row if rows is None else rows[error.row] or 0
             raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
-    def number(self, cell: str, row: int, column: int, gap: bool) -> float:
-        """The number in a cell; NaN for a gap, if gaps are allowed."""
+    def number(self, cell: str, row: int, column: int) -> float:
+        """The number in a cell; NaN for an empty one, and for other gaps if there may be some."""
         value = number(cell)
-        if value is not None or (gap and is_gap(cell)):
+        if value is not None or not cell or (self.gaps and is_gap(cell)):
             return float("nan") if value is None else value
         hint, argument = "", None
-        if not cell:
-            raise self.error("a number is missing here; fill it in, or leave the row out", row, column)
         if self.trained:
             hint = "; this column held numbers in training: write one, as in 1234.5"
-            hint += ", or leave the cell empty" if gap else ""
+            hint += ", or leave the cell empty" if self.gaps else ""
         elif self.decimal == "." and _THOUSANDS.match(cell):
             hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
             argument = "decimal"
@@ -168,23 +172,17 @@ class Table:
             hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
         elif self.lines and self.lines[row] <= 2 and not self.named:
             hint, argument = "; pass header=true if this row names the columns", "header"
-        elif gap:
+        elif self.gaps:
             name = self.names[column]
             hint = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
 
-    def check_finite(self, gaps: Collection[int] = ()) -> None:
-        """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
-        for column, values in self.cells.items():
-            if not isinstance(values, np.ndarray):
-                continue
-            good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
-            good |= np.isnan(values) & (column in gaps)
-            if not good.all():
-                row = int(np.argmin(good))
-                missing = "a number is missing here; fill it in"
-                problem = missing if np.isnan(values[row]) else f"{values[row]} is too large a number; correct it"
-                raise self.error(f"{problem}, or leave the row out", row, column)
+
+def check_columns(wanted: Sequence[str], known: Collection[str], path: Path_ | None = None) -> None:
+    """Refuse a table with the columns `known` that lacks one of those wanted."""
+    if absent := [name for name in wanted if name not in known]:
+        problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
+        raise DataError(f"{problem}{did_you_mean(absent[0], known)}it has {listed([*known])}", path=path)
 
 
 def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
