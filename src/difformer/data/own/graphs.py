@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
 from difformer.data.own.table import Column, Ids, Path_, Table, number, positions
-from difformer.data.sparse_features import to_scipy
+from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
 
@@ -57,12 +58,9 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
 
 
 def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
-    """Edges from an object in memory.
+    """Edges from a list or array, see `edge_ends`, an adjacency matrix, or a frame of two or three columns.
 
-    `edges` are ``[2, E]`` or pairs, see `edge_ends`; an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
-    whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
-    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them. `hint` is the remedy where
-    ids are given and nodes have none.
+    Arrays of whole numbers hold positions; lists and frames hold `ids` if nodes have them, otherwise `hint` may help.
     """
     if (found := _from_matrix(edges, num_nodes)) is not None:
         return found
@@ -132,11 +130,7 @@ def read_edges(
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
     hint: str = "",
 ) -> Found:
-    """Edges from a file: a table of sources, targets and perhaps weights, or an NPZ.
-
-    Without `ids`, nodes are rows counted from zero. `columns` are source, target and perhaps weight; None finds them by
-    their usual names, or takes the first two, and the third of three for weights.
-    """
+    """Edges from a table of sources, targets and perhaps weights, or an NPZ; `columns` and `hint` as above."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
@@ -207,48 +201,38 @@ def join_graphs(
     data: Any, *, use_positions: bool, directed: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Found | None, dict[str, Any]]:
     """Features, targets, ``node_ptr``, edges and stored splits of PyG's objects; one ``Data`` has no ``node_ptr``."""
-    items = _graphs_of(data)
+    items, parts = _graphs_of(data), list[Any]()
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
-    features, targets, ends, weights, ptr = [], [], [], [], [0]
     for i, item in enumerate(items):
         try:
-            x, index, weight = _part(item, use_positions)
-            y = getattr(item, "y", None)
-            if not isinstance(y, Tensor):
-                got = "it has no y" if y is None else f"y is a {type(y).__name__}"
-                raise DataError(f"expected a tensor y with the targets, but {got}")
-            features.append(x)
-            targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
-            if x.shape[1] != features[0].shape[1]:
-                raise DataError(f"has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
-            if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
-                counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
+            x, y, *edges = _part(item, use_positions, alone)
+            parts.append((x, y, *edges))
+            if x.shape[1] != (first := parts[0][0].shape[1]):
+                raise DataError(f"has {x.shape[1]} features, graph 0 has {first}")
+            if y.shape[1] != (first := parts[0][1].shape[1]) or not y.numel():
+                counts = f"y holds {y.numel()} numbers, that of graph 0 {first}"
                 raise DataError(f"{counts}; a graph has one target, or as many as the others")
         except DataError as error:
             raise DataError(f"{'data' if alone else f'graph {i}'}: {error}") from error
-        if index is not None:
-            ends.append(index + ptr[-1])
-            weights.append(weight)
-        ptr.append(ptr[-1] + x.shape[0])
-    graph, size = None, ptr[-1]
-    if ends:
-        index, notes, weight = torch.cat(ends, 1), [], None
-        if any(weight is not None for weight in weights):
-            each = zip(ends, weights, strict=True)
-            weight = torch.cat([torch.ones(end.shape[1]) if one is None else one for end, one in each])
+    features, targets, ends, weights = zip(*parts, strict=True)
+    x, y, ptr = stack_rows(features), torch.cat(targets), [0, *accumulate(map(len, features))]
+    edges = [(end + at, weight) for end, weight, at in zip(ends, weights, ptr[:-1], strict=True) if end is not None]
+    graph = None
+    if edges:
+        index, weight, notes = torch.cat([end for end, _ in edges], 1), None, list[str]()
+        if any(one is not None for _, one in edges):
+            weight = torch.cat([torch.ones(end.shape[1]) if one is None else one for end, one in edges])
         attribute = getattr(items[0], "edge_attr", None)
         if attribute is not None and _weight_of(items[0]) is None:
             notes.append(f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most")
-        code = (index[0] * size + index[1]).unique()
-        if not directed and (single := int((~torch.isin(code % size * size + code // size, code)).sum())):
+        code = (index[0] * len(x) + index[1]).unique()
+        if not directed and (single := int((~torch.isin(code % len(x) * len(x) + code // len(x), code)).sum())):
             count = f"{single} of {code.numel()} edges"
             notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
         graph = (index, weight, tuple(notes))
     stored = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS} if alone else {}
     arrays = {name: torch.as_tensor(mask).numpy(force=True).T for name, mask in stored.items() if mask is not None}
-    y = torch.cat(targets)
-    y = y.squeeze(1) if y.shape[1] == 1 else y
-    return features[0] if alone else torch.cat(features), y, None if alone else torch.tensor(ptr), graph, arrays
+    return x, y.squeeze(1) if y.shape[1] == 1 else y, None if alone else torch.tensor(ptr), graph, arrays
 
 
 def _graphs_of(data: Any) -> list[Any]:
@@ -269,9 +253,9 @@ def _graphs_of(data: Any) -> list[Any]:
     return items
 
 
-def _part(data: Any, use_positions: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Features, edges as given, and weights of one graph."""
-    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
+def _part(data: Any, use_positions: bool, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Features, targets, edges as given, and weights of one graph; its targets are one row unless it is `alone`."""
+    x, y, pos, index = (getattr(data, name, None) for name in ("x", "y", "pos", "edge_index"))
     found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
     if not found:
         raise DataError("has neither x nor pos, so there are no features")
@@ -279,19 +263,20 @@ def _part(data: Any, use_positions: bool) -> tuple[Tensor, Tensor | None, Tensor
         raise DataError(f"x and pos must be tensors, got {strange[0]}")
     features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
     joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
-    index, weight = getattr(data, "edge_index", None), _weight_of(data)
-    if index is None:
+    weight = _weight_of(data)
+    if index is None and (index := getattr(data, "adj_t", None)) is not None:
         # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
-        index, weight = getattr(data, "adj_t", None), None
-        if index is None:
-            return joined, None, None
         if hasattr(index, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
             index = index.to_torch_sparse_coo_tensor()
         if not isinstance(index, Tensor):
             raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
-        index = index.to_sparse_coo().t().coalesce()
-    # PyG's edge_index is [2, E], also where E = 2.
-    return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
+        index, weight = index.to_sparse_coo().t().coalesce(), None
+    if index is not None:  # PyG's edge_index is [2, E], also where E = 2
+        index, weight, _ = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
+    if not isinstance(y, Tensor):
+        got = "it has no y" if y is None else f"y is a {type(y).__name__}"
+        raise DataError(f"expected a tensor y with the targets, but {got}")
+    return joined, y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1), index, weight
 
 
 def _weight_of(data: Any) -> Tensor | None:
@@ -321,8 +306,7 @@ def read_pyg(path: Path_) -> Any:
             path=path,
         ) from error
 
-    def is_graph(item: Any) -> bool:
-        """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
+    def is_graph(item: Any) -> bool:  # a file fills a Data as it likes
         store = vars(item).get("_store") if isinstance(item, Data) else None
         return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
 

@@ -62,53 +62,43 @@ def given_splits(splits: Splits) -> tuple[Split, ...]:
 
 
 def _stored_splits(arrays: Mapping[str, Any], rows: int) -> tuple[Split, ...]:
-    """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
-
-    Several masks are rows, ``[S, N]``. A missing validation part is empty.
-    """
+    """Splits stored as masks, ``[N]`` or ``[S, N]``, or as indices; without a validation part that part is empty."""
     found: dict[str, tuple[Split, ...]] = {}
     for form in SPLIT_FORMS:
         named = {part: arrays.get(f"{part}_{form}") for part in ("train", "val", "valid", "test")}
         given = {part: np.atleast_1d(array) for part, array in named.items() if array is not None}
         if not given:
             continue
-        called = "masks" if form.startswith("mask") else "indices"
+        masks = form.startswith("mask")
+        called = "masks" if masks else "indices"
         if lacking := [part for part in ("train", "test") if part not in given]:
             problem = f"the {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
             raise DataError(f"{problem}; {SET_ASIDE}")
-        empty = np.zeros_like(given["train"][:0] if called == "indices" else given["train"])
+        empty = np.zeros_like(given["train"] if masks else given["train"][:0])
         parts = given["train"], given.get("val", given.get("valid", empty)), given["test"]
         try:
-            if called == "indices":
-                found[form] = (index_split("indices", *parts),)
-                found[form][0].check(rows)
-                continue
-            for mask in parts:
-                if mask.ndim > 2 or mask.shape[-1] != rows:
-                    got = mask.shape[-1] if mask.ndim < 3 else f"{mask.ndim} dimensions"
-                    raise DataError(f"expected {rows} entries per split, got {got}")
-            found[form] = masks_split(*parts, name="masks")
+            if wrong := [mask.shape[-1] for mask in parts if masks and mask.shape[-1] != rows]:
+                raise UserError(f"expected {rows} entries per split, got {wrong[0]}")
+            found[form] = masks_split(*parts, name=called) if masks else (index_split(called, *parts),)
+            found[form][0].check(rows)
         except (ValueError, TypeError) as error:
             raise DataError(f"the {called} are not splits: {error}; {SET_ASIDE}") from error
-    first = next(iter(found), "")
-    for form, splits in found.items():
-        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
+        first = next(iter(found))
+        if len(found[form]) != len(found[first]) or not all(map(Split.same_as, found[form], found[first])):
             raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
-    return found.get(first, ())
+    return next(iter(found.values()), ())
 
 
 def _split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
     if found.table is None or found.roles.split is None:
         return ()
-    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
+    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": [], "": []}
     for row, word in enumerate(found.table.cells[found.roles.split]):
-        part = PART_WORDS.get(word.strip().lower())
-        if word and part is None:
+        if (part := PART_WORDS.get(word.lower(), word)) not in parts:
             problem = f"expected train, valid, test or nothing, got {word!r}"
             raise found.table.error(problem, row, found.roles.split)
-        if part is not None:
-            parts[part].append(row)
+        parts[part].append(row)
     return (split_of_parts(parts, "given"),)
 
 
@@ -152,14 +142,14 @@ def drawn_splits(
 def named_splits(splits: Sequence[Split]) -> str:
     """Splits in words: ``stratified 50/25/25, 3 splits, seeds 0, 1, 2``."""
     names = [split.name for split in splits]
+    parts = [re.fullmatch(r"(.*)/seed=(-?\d{1,20})", name, re.DOTALL) for name in names]
+    ways, seeds = {found and found[1] for found in parts}, [int(found[2]) for found in parts if found]
     if len(names) == 1:
         return names[0]
-    ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
-    if len(ways) > 1 or not all(re.fullmatch(r"-?\d{1,20}", seed) for seed in seeds):
+    if len(ways) > 1 or not seeds:
         return f"{len(names)} splits, {names[0]} to {names[-1]}"
-    run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
-    shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
-    return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
+    run = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{ways.pop()}, {len(names)} splits, seeds {f'{seeds[0]} to {seeds[-1]}' if run else str(seeds)[1:-1]}"
 
 
 def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:

@@ -66,7 +66,7 @@ class Table:
     gaps: bool = False  # whether numbers may be missing
 
     def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
-        """Read all rows, once: columns in `text` as text, others as numbers, NaN where missing if there may be `gaps`."""
+        """Read all rows, once: columns in `text` as text, others as numbers, NaN where missing if `gaps` may be."""
         text, self.gaps, parts, same = {*text}, gaps, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,26 +60,25 @@ class Labels:
 
     columns: Sequence[Sequence[Any]]  # each with one cell per instance; empty if there is no label
     names: tuple[str, ...] = ()  # of the columns
-    path: Path_ | None = None  # the file they are from, if there is one
-    table: Table | None = None  # that file, if it is a table
-    rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
-    places: Sequence[int] = ()  # positions of `columns` in the table
     classes: Sequence[str] = ()  # in order, if the file names them
     notes: Sequence[str] = ()  # what was guessed about a file of labels
+    #: Makes errors name the place in the file instead of an instance and a column of labels.
+    locate: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def locate(self) -> AbstractContextManager[None]:
-        """Make errors name the place in the file instead of an instance and a column of labels."""
-        if self.table is None:
-            return in_file(self.path)
-        return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
+
+def _labels_of(table: Table, at: Sequence[int], rows: Sequence[int | None], notes: Sequence[str] = ()) -> Labels:
+    """The labels in the columns `at` of a table, whose `rows` are in the order of the instances."""
+    cells = [["" if row is None else table.cells[i][row] for row in rows] for i in at]
+    locate = partial(table.locate, {i + 1: place for i, place in enumerate(at)}, rows)
+    return Labels(cells, tuple(table.names[i] for i in at), (), notes, locate)
 
 
 def labels_in(found: Features) -> Labels:
     """The labels in the file of the features."""
     if (table := found.table) is not None:
-        if not (at := found.roles.labels):
+        if not found.roles.labels:
             raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
-        return Labels([table.cells[i] for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
+        return _labels_of(table, found.roles.labels, range(table.rows))
     names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
     if y is None:
         problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
@@ -90,16 +90,20 @@ def labels_in(found: Features) -> Labels:
                 classes = known
             elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
                 y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
-    return labels_from(y, None, found.x.shape[0], found.path, classes)
+    return replace(labels_from(y, None, found.x.shape[0], found.path), classes=classes)
 
 
-def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, classes: Sequence[str] = ()) -> Labels:
-    """Labels of `size` rows from an object in memory, or from an array of the file `path`.
-
-    Labels and rows from pandas are matched by index.
-    """
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
+    """Labels of `size` rows from memory, matched with `x` by index if both are from pandas, or from the file `path`."""
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
         raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
+    if is_pandas(y) and is_pandas(x) and not y.index.equals(x.index):
+        if not y.index.is_unique:
+            twice = y.index[y.index.duplicated()][0]
+            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
+        if len(absent := y.index.difference(x.index)):
+            raise DataError(f"y: its index holds {absent[0]!r}, which that of x does not")
+        y = y.astype(object).reindex(x.index)
     names: tuple[str, ...] = ()
     if hasattr(y, "columns"):
         names = tuple(str(label) for label in y.columns)
@@ -113,20 +117,11 @@ def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, classes: S
             raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
         given = [array] if len(shape) == 1 else list(array.T)
     columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
-    if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
-        labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
-        place = {label: i for i, label in enumerate(labels)}
-        if len(place) != len(labels):
-            twice = next(label for label in labels if labels.count(label) > 1)
-            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
-        if absent := place.keys() - set(rows):
-            raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
-        columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
     if not columns or len(columns[0]) != size:
         raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
-    return Labels(
-        columns, names if path is None else tuple(map(str, range(1, len(columns) + 1))), path, classes=classes
-    )
+    if path is not None:
+        names = tuple(map(str, range(1, len(columns) + 1)))
+    return Labels(columns, names, locate=partial(in_file, path))
 
 
 @dataclass(frozen=True)
@@ -287,12 +282,7 @@ def read_labels(
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
-    """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
-
-    `id_column` is True for the first column, False if labels are in the order of the features, None to find out.
-    `columns` None takes all but the ids. A label of an unknown row, a second label and a wrong number of labels are
-    errors.
-    """
+    """Labels in the order of the features, by the `ids` of their rows or in order; None finds out about columns."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         return labels_from(needed_array(path, "y", "x")[0], None, size, path)
     table = open_table(path, format, role="labels", ids=ids)
@@ -303,8 +293,7 @@ def read_labels(
     if not chosen:
         raise DataError("has no column of labels", path=path)
     rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
-    ordered = [["" if row is None else table.cells[i][row] for row in rows] for i in chosen]
-    return Labels(ordered, tuple(table.names[i] for i in chosen), path, table, rows, chosen, notes=table.notes)
+    return _labels_of(table, chosen, rows, table.notes)
 
 
 def _ids_at(
