@@ -72,11 +72,7 @@ DECIMAL_COMMA = TextFormat(decimal=",")
 def lines_of(
     path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
 ) -> Iterator[str]:
-    """The lines of a text file, unpacked if it ends in ``.gz``; it is read once, so it may be a pipe.
-
-    The default `encoding` is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the limit
-    is refused.
-    """
+    """The lines of a text file, gzipped or not, read once; None stands for UTF-8, and UTF-16 with a byte-order mark."""
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
     most, count = limit("LINE"), 0
@@ -106,11 +102,7 @@ def open_table(
     role: Role = "features",
     ids: Collection[str] | None = None,
 ) -> Table:
-    """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
-
-    `ids` are those of the nodes; they tell a header of labels and edges from a row. Among labels, a blank line in a
-    table of one column is an empty cell (but not at the end).
-    """
+    """The head of a Parquet or text file; the `ids` of nodes tell a header of labels and edges from a row."""
     suffix = Path(path).suffix.lower()
     with in_file(path):
         if Path(path).is_dir():
@@ -194,21 +186,19 @@ def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[A
     """Line numbers and columns of consecutive rows."""
     width, expected = len(table.names), "header" if table.named else "first row"
     while chunk := list(islice(rows, 1 + CHUNK_CELLS // width)):
-        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width)
-        if good := next(wrong, len(chunk)):  # errors in the rows before a wrong one come first
-            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))
-            if format.decimal != ".":
-                columns = [[format.pointed(cell) for cell in column] for column in columns]
-            yield [line for line, _ in chunk[:good]], columns
-        if good < len(chunk):
-            line, row = chunk[good]
-            place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
-            problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
-            raise DataError(problem, path=table.path, line=line, column=place)
+        for line, row in chunk:
+            if len(row) != width:
+                place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
+                problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+                raise DataError(problem, path=table.path, line=line, column=place)
+        columns: Any = zip(*(row for _, row in chunk), strict=True)
+        if format.decimal != ".":
+            columns = [[format.pointed(cell) for cell in column] for column in columns]
+        yield [line for line, _ in chunk], list(columns)
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
-    """Rows that count: a blank one only if something comes after it."""
+    """Rows that count: one without text only if something comes after it; `keep_blank` lines are empty cells."""
     waiting: list[Row] = []
     for line, row in rows:
         if row or (keep_blank and width == 1):
@@ -219,11 +209,8 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
-    """The delimiter that gives most lines as many cells as the first, and more than one.
-
-    With `spaces`, blanks may separate cells if some column then holds only numbers: names contain blanks.
-    """
-    full = [line for line in lines if line.strip()]
+    """The delimiter that gives most lines as many cells as the first, and more than one; perhaps `spaces`."""
+    full = [line for line in lines if line.strip()]  # spaces need a column of numbers: names contain spaces
     spaced = zip(*(line.split() for line in full[1:] or full), strict=False)
     spaces = spaces and any(all(number(cell) is not None for cell in column) for column in spaced)
     best, most = ",", 0

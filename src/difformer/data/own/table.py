@@ -138,7 +138,7 @@ class Table:
         """Where a row is, in words."""
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
-    def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
+    def error(self, problem: str, row: int, column: int | None, argument: str | None = None) -> DataError:
         """An error with its place in the file."""
         called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
         place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
@@ -161,15 +161,14 @@ class Table:
         value = number(cell)
         if value is not None or not cell or (self.gaps and is_gap(cell)):
             return float("nan") if value is None else value
-        hint, argument = "", None
+        hint, argument, pointed = "", None, cell.replace(",", ".")
         if self.trained:
             hint = "; this column held numbers in training: write one, as in 1234.5"
             hint += ", or leave the cell empty" if self.gaps else ""
-        elif self.decimal == "." and _THOUSANDS.match(cell):
-            hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
-            argument = "decimal"
-        elif self.decimal == "." and number(cell.replace(",", ".")) is not None:
+        elif self.decimal == "." and (_THOUSANDS.match(cell) or number(pointed) is not None):
             hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
+            if _THOUSANDS.match(cell):
+                hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
         elif self.lines and self.lines[row] <= 2 and not self.named:
             hint, argument = "; pass header=true if this row names the columns", "header"
         elif self.gaps:
@@ -345,9 +344,10 @@ def open_parquet(path: Path_) -> Table:
             problem = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
             raise DataError(problem, path=path, column=label)
         widths = [0 if cells is None else len(cells) for cells in values]
-        for row, width in enumerate(widths):
-            if not width or width != widths[0]:
-                problem = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
-                raise DataError(problem, path=path, row=row, column=label)
+        if (
+            row := next((row for row, width in enumerate(widths) if not width or width != widths[0]), None)
+        ) is not None:
+            problem = f"expected a list of {widths[0]} numbers as in row 0, got {widths[row] or 'none'}"
+            raise DataError(problem, path=path, row=row, column=label)
         columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
     return memory_table(os.fspath(path), columns)
