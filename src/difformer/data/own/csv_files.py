@@ -245,31 +245,20 @@ def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, stric
 def looks_like_header(
     first: Sequence[str], second: Sequence[str] | None, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> bool:
-    """Whether the first row of a table names its columns.
-
-    If `ids` of nodes are given, it does not if its first cells are ids, and does if only those of the next row are.
-    Otherwise it does
-
-    - if only its first cell is empty: an index without a name;
-    - if features are read and it reads 0, 1, 2, … over at least three columns: a frame without names;
-    - if a cell is not a number and the one below is; 1,5 counts as a number, whatever the decimal sign;
-    - if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``.
-    """
+    """Whether the first row of a table names its columns, judged by the next row and by the `ids` of nodes."""
     first, second = ([DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (first, second))
-    if ids:
+    if ids:  # are those in the first cells of labels and edges
         known, count = {loose_id(name) for name in ids}, 1 if role == "labels" else 2
         if any(loose_id(cell) in known for cell in first[:count]):
             return False
         if second and all(loose_id(cell) in known for cell in second[:count]):
             return True
-    if first[0] == "" and len(first) > 1 and all(first[1:]):
-        return True
-    if role == "features" and len(first) > 2 and list(first) == [str(i) for i in range(len(first))]:
-        return True
-    words = [number(cell) is None for cell in first]
-    below = [number(cell) is None for cell in second]
+    counted = role == "features" and len(first) > 2 and first == [str(i) for i in range(len(first))]
+    if counted or (first[0] == "" and len(first) > 1 and all(first[1:])):
+        return True  # 0, 1, 2, …: a frame without names; or an index without a name
+    words, below = ([number(cell) is None for cell in row] for row in (first, second))
     if len(words) == len(below) and any(w and cell and not b for cell, w, b in zip(first, words, below, strict=True)):
-        return True
+        return True  # a word above a number
     if not all(words):
         return False
     if second and len(words) != len(below) and not all(below):

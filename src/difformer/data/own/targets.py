@@ -143,42 +143,42 @@ def encode_targets(
     class_names: Sequence[str] = (),
     missing: Sequence[str] | None = None,
 ) -> Targets:
-    """Targets from columns of cells: texts, numbers, None.
-
-    `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
-    texts that mean no label, ignoring case, instead of the rule above. Errors name the row and the column of labels.
-    """
-    if problem is not None and problem not in get_args(Problem):
+    """Targets from columns of texts, numbers and None by the rules above; errors name row and column of the labels."""
+    if problem not in (None, *get_args(Problem)):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
     strings = (value for column in columns for value in column if isinstance(value, str))
     if spaced := [text for text in strings if text.strip() not in ("", text)]:
         notes.append(f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}")
+    values = [{c: number_of(c) for c in dict.fromkeys(column) if c not in unknown} for column in cells]
     if len(cells) == 1 and problem != "multilabel":
-        values = {cell: number_of(cell) for cell in dict.fromkeys(cells[0]) if cell not in unknown}
-        fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
+        fractions = [c for c, v in values[0].items() if v is not None and v == v and not v.is_integer()]
         if problem is None and fractions:
-            if texts := [cell for cell, value in values.items() if value is None]:
+            if texts := [cell for cell, value in values[0].items() if value is None]:
                 said = f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, "
                 said += f"or pass missing={texts[0]} if it means no label, or problem=multiclass if all are names"
                 raise DataError(said, row=cells[0].index(texts[0]), column=1)
             problem = "regression"
         if problem != "regression":
-            return _classes(cells[0], values, problem, class_names, missing is None, notes)
+            if missing is None and "-1" in values[0] and not {*values[0]} <= {"-1", "1"}:
+                del values[0]["-1"]
+                notes.append(f"label -1 was read as unlabelled ({cells[0].count('-1')} instances)")
+            return _classes(cells[0], values[0], problem, class_names, notes)
+    elif problem == "multiclass":
+        said = f"labels: a class is one column, got {len(cells)}"
+        raise DataError(f"{said}; name the one, or pass problem=multilabel")
     else:
-        if problem == "multiclass":
-            said = f"labels: a class is one column, got {len(cells)}"
-            raise DataError(f"{said}; name the one, or pass problem=multilabel")
-        unsaid = {*unknown, "-1"} if missing is None else unknown
-        other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
-        other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
+        truth = {"0", "1", "true", "false", *(["-1"] if missing is None else [])}
+        other = [
+            (column, value) for column, known in enumerate(values) for value in known if value.lower() not in truth
+        ]
         if problem == "multilabel" and other:
             place, value = other[0]
             said = f"several labels at a time must be 0 or 1, got {value!r}"
             raise DataError(said, row=cells[place].index(value), column=place + 1)
         problem = problem or ("regression" if other else "multilabel")
-        unknown = unsaid if problem == "multilabel" else unknown
+        unknown |= {"-1"} if problem == "multilabel" and missing is None else set()
     return _numbers(cells, tuple(names), problem, unknown, notes)
 
 
@@ -199,10 +199,7 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
 
 
 def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
-    """Words such as ``none`` or ``NA`` among labels, and what all others are if such words mean no label.
-
-    The others are ``"numbers"``, ``"true or false"`` or both; an empty text means that the words are classes.
-    """
+    """Words such as ``none`` or ``NA`` among labels, and what all others are, ``""`` if the words are classes too."""
     doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
     others = {cell.lower() for cell in cells if cell} - GAP_WORDS
     if not doubtful or not others or any(number_of(cell) is None for cell in others):
@@ -224,13 +221,9 @@ def _classes(
     values: dict[str, float | None],
     problem: Problem | None,
     class_names: Sequence[str],
-    by_rule: bool,
     notes: list[str],
 ) -> Targets:
     """Classes: in numerical order if all are numbers, otherwise in alphabetical order."""
-    if by_rule and "-1" in values and not {*values} <= {"-1", "1"}:
-        del values["-1"]
-        notes.append(f"label -1 was read as unlabelled ({cells.count('-1')} instances)")
     texts = None in values.values()
     found = sorted(values) if texts else sorted(values, key=lambda cell: (values[cell], cell))
     known = sum(cell in values for cell in cells)
@@ -262,9 +255,8 @@ def _numbers(
     y = np.full((len(cells[0]), len(cells)), np.nan)
     for column, texts in enumerate(cells):
         known = {text: number_of(text) for text in dict.fromkeys(texts) if text not in unknown}
-        for text, value in known.items():
-            if value is None or np.isinf(value):
-                raise DataError(f"expected a number, got {text!r}", row=texts.index(text), column=column + 1)
+        if wrong := [text for text, value in known.items() if value is None or np.isinf(value)]:
+            raise DataError(f"expected a number, got {wrong[0]!r}", row=texts.index(wrong[0]), column=column + 1)
         y[:, column] = [known.get(text, np.nan) for text in texts]
     if np.isnan(y).all():
         raise DataError("labels: found no label at all")
@@ -292,7 +284,7 @@ def read_labels(
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)
-    rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
+    rows: Sequence[int | None] = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
     return _labels_of(table, chosen, rows, table.notes)
 
 
@@ -304,12 +296,10 @@ def _ids_at(
         return 0 if id_column else None
     if id_column is not None:
         return table.find(id_column, "label_ids")
-    free = [i for i in range(len(table.names)) if i not in (labels or ())]
-    usual = [i for i in table.named_like("ids") if i in free]
-    if len(table.names) == 1 or (not usual and 0 not in free):
-        return None
-    if usual:
+    if usual := [i for i in table.named_like("ids") if i not in (labels or ()) and len(table.names) > 1]:
         return usual[0]
+    if len(table.names) == 1 or 0 in (labels or ()):
+        return None
     if ids is not None:
         loose = {loose_id(name) for name in ids}
         known = sum(loose_id(cell) in loose for cell in table.cells[0])
@@ -319,10 +309,10 @@ def _ids_at(
     return None if plain and table.rows == size > 2 else 0
 
 
-def _rows_in_order(table: Table, size: int) -> list[int | None]:
+def _rows_in_order(table: Table, size: int) -> list[int]:
     """Rows of the table, one per row of the features; blank lines count as missing labels only if they must."""
-    rows: list[int | None] = list(range(table.rows))
-    if len(rows) != size and len(table.names) == 1:
+    rows, alone = list(range(table.rows)), len(table.names) == 1
+    if len(rows) != size and alone:
         rows = [row for row in rows if table.cells[0][row]]
     if len(rows) == size:
         return rows
@@ -332,7 +322,7 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
         hint += "; pass header=true if the first row is a name"
     elif len(rows) == size - 1 and table.named:
         hint += "; pass header=false if the first row is a label"
-    elif table.rows < size and len(table.names) == 1:
+    elif table.rows < size and alone:
         hint += "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
     raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
@@ -346,14 +336,13 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int |
     elif ids is None:
         hint = "; add a column of ids to the features (ids= names it) or, if labels are in the order of the rows, pass "
         hint += "label_ids=false and label_columns= with that of the labels"
-    row_of: list[int | None] = [None] * size
+    row_of: dict[int, int] = {}
     with table.locate({None: at}):
         for row, place in enumerate(positions(cells, size, ids, what="row", hint=hint).tolist()):
-            if (first := row_of[place]) is not None:
+            if (first := row_of.setdefault(place, row)) != row:
                 problem = f"a second label for {cells[row]!r}, the first is on {table.place(first)}"
                 raise DataError(problem, row=row)
-            row_of[place] = row
-    return row_of
+    return [row_of.get(place) for place in range(size)]
 
 
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
@@ -378,24 +367,20 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
 
 
 def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:
-    """How a column tells the class, and in how many rows; 0 if it does not.
-
-    Each value stands for its most frequent class. All rows must agree, or, if there are many per value, 95 % of all and
-    80 % of those outside the largest class. Numbers of many values must form one interval per class, but for 2 %.
-    """
+    """How a column tells the class, and in how many rows; 0 if it does not."""
     numeric = isinstance(values, np.ndarray)
     cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[row] for row in known.tolist()]
     size, different, classes = len(known), len(set(cells)), np.unique(y, return_counts=True)[1]
     rest = size - int(classes.max())
-    best: dict[object, tuple[int, int]] = {}
-    if different <= min(MOST_VALUES, size // 2):
+    if different <= min(MOST_VALUES, size // 2):  # each value stands for its most frequent class
+        best: dict[object, tuple[int, int]] = {}
         for (value, label), count in Counter(zip(cells, y.tolist(), strict=True)).items():
             best[value] = max(best.get(value, (0, 0)), (count, label))
         wrong = size - sum(count for count, _ in best.values())
         many = size >= NEAR_ROWS and different <= (2 * len(classes) if numeric else size // 5)
         if len({label for _, label in best.values()}) > 1 and wrong <= many * min(0.05 * size, 0.2 * rest):
             return "", size - wrong
-    if numeric and size >= NEAR_ROWS and rest >= 5 and different > size // 5:
+    if numeric and size >= NEAR_ROWS and rest >= 5 and different > size // 5:  # one interval of numbers per class
         changes = int((np.diff(y[np.argsort(cells, kind="stable")]) != 0).sum())
         wrong = (changes - len(classes) + 2) // 2  # a row among others of another class makes two changes
         if wrong <= min(0.02 * size, 0.2 * rest):
