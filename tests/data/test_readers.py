@@ -272,9 +272,7 @@ def test_ids_and_numbers():
 
 
 @given(
-    rows=st.lists(
-        st.tuples(st.text(min_size=1, max_size=6), st.floats(-3e38, 3e38, allow_nan=False)), min_size=1
-    ),
+    rows=st.lists(st.tuples(st.text(min_size=1, max_size=6), st.floats(-3e38, 3e38, allow_nan=False)), min_size=1),
     delimiter=st.sampled_from([",", ";", "\t"]),
 )
 @settings(max_examples=60, deadline=None)

@@ -372,12 +372,12 @@ def _index(task: difformer.data.Task, found: Any, together: bool) -> dict[str, i
         known, unknown = ("new rows", "instances of the run") if found.ids else ("instances of the run", "new rows")
         problem = f"the {known} have ids and the {unknown} have none, so edges cannot name both"
         raise DataError(problem, path=found.path)
-    index, column = {name: place for place, name in enumerate(old)}, None if found.roles is None else found.roles.ids
-    new = difformer.data.own.table.index_of_ids(found.ids, found.table, column)
+    index = {name: place for place, name in enumerate(old)}
+    new = difformer.data.own.table.index_of_ids(found.ids, found.table)
     for name in new:
         if name in index:
             problem = f"id {name!r} is that of an instance of the run"
             if found.table is None:
                 raise DataError(problem, path=found.path, row=new[name])
-            raise found.table.error(problem, new[name], column)
+            raise found.table.error(problem, new[name], found.table.ids)
     return index | {name: len(old) + row for name, row in new.items()}

@@ -55,16 +55,6 @@ ROWS = (list, tuple, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Positions of columns."""
-
-    ids: int | None = None
-    guessed: bool = False  # whether ids were found by their looks alone: a first column of texts
-    labels: Sequence[int] = ()
-    split: int | None = None
-
-
-@dataclass(frozen=True)
 class Features:
     """Rows of features, and what else is in their file."""
 
@@ -76,13 +66,12 @@ class Features:
     preprocessing: Preprocessing | None = None  # how they became `x`, if that took more than reading numbers
     notes: Sequence[str] = ()  # what had to be decided, one sentence each
     table: Table | None = None
-    roles: Roles = Roles()  # of the columns of the table
     arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
 
     @property
     def index(self) -> dict[str, int] | None:
         """Row of every id, if rows have ids."""
-        return index_of_ids(self.ids, self.table, self.roles.ids) if self.ids else None
+        return index_of_ids(self.ids, self.table) if self.ids else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +92,8 @@ class Selection:
     preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
 
 
-def column_roles(table: Table, chosen: Selection) -> tuple[Roles, list[int], list[str]]:
-    """The roles of columns, the positions of the features, and notes."""
+def column_roles(table: Table, chosen: Selection) -> tuple[list[int], bool, list[str]]:
+    """The positions of the features, whether the ids are a guess, and notes; the table gets its other roles."""
     wanted, at = chosen.wanted, {name: i for i, name in enumerate(table.names) if table.named}
     labels = [] if chosen.label_columns is None else table.find_all(chosen.label_columns, "label_columns")
     taken: set[int | None] = {*table.find_all(chosen.drop, "drop"), *labels}
@@ -139,7 +128,8 @@ def column_roles(table: Table, chosen: Selection) -> tuple[Roles, list[int], lis
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
         features = [at[name] for name in wanted]
-    return Roles(ids, guessed, labels, split), features, notes
+    table.ids, table.labels, table.split = ids, labels, split
+    return features, guessed, notes
 
 
 def _id_column(table: Table, ids: Column | bool | None, taken: Container[int | None]) -> tuple[int | None, bool]:
@@ -231,7 +221,7 @@ def select_features(table: Table, chosen: Selection) -> Features:
     unused = [i + 1 for i, name in enumerate(table.names) if table.named and kinds.get(name) == "left out"]
     dropped = [*(i + 1 for i in table.find_all(chosen.drop, "drop")), *unused]
     wanted = [name for name, kind in kinds.items() if kind != "left out"] or chosen.wanted
-    roles, features, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
+    features, guessed, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
     names = [table.names[i] for i in features]
     forced = {kind: table.find_all(getattr(chosen, kind), kind) for kind in ("categories", "dates")}
     if kinds:
@@ -244,11 +234,11 @@ def select_features(table: Table, chosen: Selection) -> Features:
         numeric = {i for i in features if i not in textual}
     table.trained = bool(wanted)
     table.read(set(range(len(table.names))) - numeric, gaps=raw)
-    if roles.guessed:
+    if guessed:
         cells, name = table.cells[0], table.names[0]
         if raw and not kinds and (len(set(cells)) != len(cells) or not all(cells)):
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
-            features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
+            features, names, table.ids = [0, *features], [name, *names], None
         else:
             guess = f"column {name!r} of {table.file} holds a different text in every row and was read as ids"
             notes.append(f"{guess}; pass ids=false if it is a feature")
@@ -268,8 +258,8 @@ def select_features(table: Table, chosen: Selection) -> Features:
             x, said = preprocessing.transform(dict(columns))
             notes += said
     names = [*preprocessing.feature_names] if preprocessing is not None else names if table.named else []
-    ids = () if roles.ids is None else tuple(map(canonical_id, table.cells[roles.ids]))
-    origin: Any = {"path": table.path, "table": table, "roles": roles, "notes": (*table.notes, *notes)}
+    ids = () if table.ids is None else tuple(map(canonical_id, table.cells[table.ids]))
+    origin: Any = {"path": table.path, "table": table, "notes": (*table.notes, *notes)}
     return Features(torch.from_numpy(x), tuple(names), ids, raw=columns, preprocessing=preprocessing, **origin)
 
 

@@ -65,10 +65,8 @@ class Encoding:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
-        if self.kind == "left out":
-            return ()
-        if self.kind == "category":
+        """Names of the encoded columns; none of a column that is left out, which has no categories either."""
+        if self.kind in ("left out", "category"):
             return tuple(f"{self.name}={value}" for value in (*self.categories, *[OTHER] * bool(self.rare)))
         parts = [f"{self.name} month={month}" for month in self.months]
         parts += [f"{self.name} {_DAYS[day]}" for day in self.weekdays]
@@ -97,28 +95,26 @@ class Encoding:
     def encode(self, values: Values) -> tuple[Floats, list[str]]:
         """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""
         if self.kind == "category":
-            return self._encode_category([cell or GAP for cell in _texts(values)])
+            cells, place = (
+                [cell or GAP for cell in _texts(values)],
+                {value: i for i, value in enumerate(self.categories)},
+            )
+            hot = np.eye(len(place) + 1)[[place.get(cell, -1) for cell in cells], : len(self.outputs)]
+            unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
+            shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
+            how = "counted as other" if self.rare else "left without a category"
+            return hot, [f"column {self.name!r}: {shown} did not occur in training; {how}"] if unseen else []
         raw, notes = self.measure(values), []
         missing = np.isnan(raw)
         if (count := int(missing.sum())) and not self.gaps:
-            cells = f"{count} cell{'s' * (count > 1)} missing, which training did not have"
-            notes = [f"column {self.name!r}: {cells}; filled with {self._shown(self.fill)}"]
+            gaps = f"{count} cell{'s' * (count > 1)} missing, which training did not have"
+            notes = [f"column {self.name!r}: {gaps}; filled with {self._shown(self.fill)}"]
         columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
         if self.kind == "date":
             month, weekday = _calendar(np.where(missing, 1, raw))
             columns += [(month == each) & ~missing for each in self.months]
             columns += [(weekday == each) & ~missing for each in self.weekdays]
         return np.stack([*columns, *[missing] * bool(self.gaps)], 1).astype(np.float64), notes
-
-    def _encode_category(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
-        place = {value: i for i, value in enumerate(self.categories)}
-        result = np.zeros((len(cells), len(self.outputs) + 1))  # the last column takes what has no category
-        result[np.arange(len(cells)), [place.get(cell, len(place)) for cell in cells]] = 1.0
-        unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
-        shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
-        how = "counted as other" if self.rare else "left without a category"
-        notes = [f"column {self.name!r}: {shown} did not occur in training; {how}"] if unseen else []
-        return result[:, :-1], notes
 
     def measure(self, values: Values) -> Floats:
         """Numbers, 0 and 1, or days, NaN if missing; an error names the row of a cell that is something else."""
@@ -142,9 +138,8 @@ class Encoding:
     def decode(self, encoded: Floats) -> list[str]:
         """The cells of encoded rows, as far as the encoding keeps them."""
         if self.kind == "category":
-            values = ["" if value == GAP else value for value in (*self.categories, *[OTHER] * bool(self.rare))]
-            best = encoded.argmax(1) if values else np.zeros(len(encoded), int)
-            return [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
+            values = ["" if value == GAP else value for value in (*self.categories, OTHER)]
+            return [values[i] if row[i] > 0.5 else "" for i, row in zip(encoded.argmax(1), encoded, strict=True)]
         raw = encoded[:, 0] * self.scale + self.shift
         missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
         if self.kind == "boolean":

@@ -91,13 +91,13 @@ def _stored_splits(arrays: Mapping[str, Any], rows: int) -> tuple[Split, ...]:
 
 def _split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
-    if found.table is None or found.roles.split is None:
+    if (table := found.table) is None or table.split is None:
         return ()
     parts: dict[str, list[int]] = {"train": [], "valid": [], "test": [], "": []}
-    for row, word in enumerate(found.table.cells[found.roles.split]):
+    for row, word in enumerate(table.cells[table.split]):
         if (part := PART_WORDS.get(word.lower(), word)) not in parts:
             problem = f"expected train, valid, test or nothing, got {word!r}"
-            raise found.table.error(problem, row, found.roles.split)
+            raise table.error(problem, row, table.split)
         parts[part].append(row)
     return (split_of_parts(parts, "given"),)
 

@@ -64,6 +64,9 @@ class Table:
     rows: int = 0
     trained: bool = False  # whether these are new rows for a trained model
     gaps: bool = False  # whether numbers may be missing
+    ids: int | None = None  # positions of columns with a role
+    labels: Sequence[int] = ()
+    split: int | None = None
 
     def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
         """Read all rows, once: columns in `text` as text, others as numbers, NaN where missing if `gaps` may be."""
@@ -204,21 +207,16 @@ def frame_table(frame: Any, path: str = "frame") -> Table:
     return memory_table(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
 
 
-def is_pandas(value: Any) -> bool:
-    """Whether an object is a series or frame of pandas."""
-    return hasattr(value, "iloc") and hasattr(value, "index")
-
-
 def row_ids(x: Any) -> tuple[str, ...]:
     """Ids of the rows: the index of a pandas frame, unless it only counts them."""
-    if not is_pandas(x) or list(x.index) == list(range(len(x))):
+    if not hasattr(x, "iloc") or list(x.index) == list(range(len(x))):
         return ()
     return tuple(canonical_id(label) for label in x.index)
 
 
 def frame_column(frame: Any, position: int) -> Any:
     """A column of a frame as an array; dates as text."""
-    array = np.asarray(frame.iloc[:, position] if is_pandas(frame) else frame[:, position])
+    array = np.asarray(frame.iloc[:, position] if hasattr(frame, "iloc") else frame[:, position])
     if array.dtype.kind == "M":
         return ["" if np.isnat(moment) else str(moment.astype("M8[s]")) for moment in array]
     return array
@@ -276,7 +274,7 @@ def loose_id(name: Any) -> str:
     return "".join(canonical_id(name).split()).casefold()
 
 
-def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | None = None) -> dict[str, int]:
+def index_of_ids(ids: Sequence[str], table: Table | None = None) -> dict[str, int]:
     """Row of every id, which come from a column of `table` if there is one; empty or repeated ids are errors."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
@@ -285,7 +283,7 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
             place = f"row {first}" if table is None else table.place(first)
             problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
             problem = problem if name else "the id is missing here"
-            raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
+            raise DataError(problem, row=row) if table is None else table.error(problem, row, table.ids)
     return index
 
 

@@ -38,7 +38,6 @@ from difformer.data.own.table import (
     canonical_id,
     frame_column,
     is_missing,
-    is_pandas,
     loose_id,
     positions,
 )
@@ -76,9 +75,9 @@ def _labels_of(table: Table, at: Sequence[int], rows: Sequence[int | None], note
 def labels_in(found: Features) -> Labels:
     """The labels in the file of the features."""
     if (table := found.table) is not None:
-        if not found.roles.labels:
+        if not table.labels:
             raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
-        return _labels_of(table, found.roles.labels, range(table.rows))
+        return _labels_of(table, table.labels, range(table.rows))
     names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
     if y is None:
         problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
@@ -96,12 +95,13 @@ def labels_in(found: Features) -> Labels:
 def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
     """Labels of `size` rows from memory, matched with `x` by index if both are from pandas, or from the file `path`."""
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
-        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
-    if is_pandas(y) and is_pandas(x) and not y.index.equals(x.index):
+        hint = "; from_frame takes the name of a column" if isinstance(y, str) else ""
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}{hint}")
+    if hasattr(y, "iloc") and hasattr(x, "iloc") and not y.index.equals(x.index):  # both are from pandas
         if not y.index.is_unique:
             twice = y.index[y.index.duplicated()][0]
             raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
-        if len(absent := y.index.difference(x.index)):
+        if len(absent := y.index.difference(x.index, sort=False)):
             raise DataError(f"y: its index holds {absent[0]!r}, which that of x does not")
         y = y.astype(object).reindex(x.index)
     names: tuple[str, ...] = ()
@@ -164,7 +164,8 @@ def encode_targets(
             if missing is None and "-1" in values[0] and not {*values[0]} <= {"-1", "1"}:
                 del values[0]["-1"]
                 notes.append(f"label -1 was read as unlabelled ({cells[0].count('-1')} instances)")
-            return _classes(cells[0], values[0], problem, class_names, notes)
+            guess = problem is None and not len(class_names)
+            return _classes(cells[0], values[0], class_names, guess, notes)
     elif problem == "multiclass":
         said = f"labels: a class is one column, got {len(cells)}"
         raise DataError(f"{said}; name the one, or pass problem=multilabel")
@@ -217,17 +218,12 @@ def label_text(value: Any) -> str:
 
 
 def _classes(
-    cells: list[str],
-    values: dict[str, float | None],
-    problem: Problem | None,
-    class_names: Sequence[str],
-    notes: list[str],
+    cells: list[str], values: dict[str, float | None], class_names: Sequence[str], guess: bool, notes: list[str]
 ) -> Targets:
     """Classes: in numerical order if all are numbers, otherwise in alphabetical order."""
     texts = None in values.values()
     found = sorted(values) if texts else sorted(values, key=lambda cell: (values[cell], cell))
     known = sum(cell in values for cell in cells)
-    guess = problem is None and not len(class_names)
     if guess and len(found) > max(MANY_CLASSES, known / 2):
         said = f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
         said += "quantities, problem=multiclass if they are classes, or name another column"

@@ -212,29 +212,19 @@ def from_frame(
     chosen = _chosen("from_frame", {"standardize": True, **choices})
     if not hasattr(frame, "columns"):
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
-    columns = _columns_named(label, frame, "label: the frame")
+    columns = [label] if isinstance(label, str) else [*map(str, label)] if isinstance(label, (list, tuple)) else []
+    if not isinstance(label, str) and len({*columns} & {*map(str, frame.columns)}) < len(columns):
+        columns = []  # these are labels: names of columns would come once each
     options: dict[str, Any] = {"drop": drop, "categories": categories, "dates": dates, "split_column": split_column}
     options |= {"ids": False if ids is None else ids, "label_columns": columns or (None if label is None else ())}
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
     found = select_features(frame_table(frame), selection)
     found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
     index, graph = found.index, None
-    labels = labels_in(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
+    labels = labels_in(found) if columns or label is None else labels_from(label, frame, found.x.shape[0])
     if edges is not None:
         graph = edges_from(edges, edge_weight, num_nodes=len(frame), ids=index, hint=_id_hint(found, index))
     return assemble(found, labels, graph, chosen)
-
-
-def _columns_named(y: Any, frame: Any, called: str) -> list[str]:
-    """The columns of a frame that `y` names; none if it holds labels instead: those come more than once."""
-    given = [y] if isinstance(y, str) else list(y) if isinstance(y, (list, tuple)) else []
-    wanted, known = [str(column) for column in given], [str(column) for column in frame.columns]
-    if wanted and len(set(wanted)) == len(wanted) and set(wanted) <= set(known):
-        return wanted
-    if isinstance(y, str):
-        problem = f"{called} has no column {y!r}; {did_you_mean(y, known)}it has {listed(known, 20)}"
-        raise DataError(problem, argument="label")
-    return []
 
 
 def from_arrays(
@@ -254,8 +244,7 @@ def from_arrays(
         x: Features ``[N, F]``; ``[T, N, F]`` for a series of snapshots. A sparse matrix stays sparse. The index of a
             pandas frame names its rows, unless it only counts them.
         y: Labels, one per row, or several columns: see `difformer.data.own.targets`; of a series ``[T, N]`` numbers.
-            With a frame for `x` also the name of its column, or a list of names. Labels from pandas are matched with
-            `x` by index if both have one.
+            Labels from pandas are matched with `x` by index if both have one.
         edge_index: The graph, if any: ``[2, E]``, ``[E, 2]``, pairs of ids, an adjacency matrix, a frame of edges; for
             a series also a list with one per snapshot.
         edge_weight: ``[E]`` weights ≥ 0; for a list of graphs a list.
@@ -285,11 +274,8 @@ def from_arrays(
     chosen = _chosen("from_arrays", choices)
     if edge_index is None and edge_weight is not None:
         raise DataError("edge_weight: weights without edges; pass edge_index too")
-    if hasattr(x, "columns") and (columns := _columns_named(y, x, "y: x")):
-        places = {str(column): column for column in x.columns}
-        x, y = x[[column for name, column in places.items() if name not in columns]], x[[places[c] for c in columns]]
-    features, columns_ = features_from(x)
-    names, ids = tuple(map(str, feature_names)) or columns_, tuple(map(str, instance_names))
+    features, columns = features_from(x)
+    names, ids = tuple(map(str, feature_names)) or columns, tuple(map(str, instance_names))
     if features.dim() == 3:
         return _series(Features(features, names, ids), y, edge_index, edge_weight, chosen)
     ids = ids or (row_ids(x) if node_ptr is None else ())
@@ -411,7 +397,11 @@ def assemble(
         with in_file(edge_path):
             names = found.ids if node_ptr is None else ()
             index, weight = tidy_edges(*graph[:2], num_nodes=found.x.shape[0], names=names, **_edge_rules(chosen))
-        remarks += [*graph[2], *_unheard(index)]
+        remarks += graph[2]
+        if lost := int((~torch.isin(*index)).sum()):  # in-degree normalisation gives edges of such a sender weight zero
+            why = "directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0"
+            how = "pass self_loops=add, or train with graph_norm=random_walk"
+            remarks.append(f"{lost} of {index.shape[1]} {why}: {how}")
     x, scaling = found.x, None
     if found.preprocessing is not None:
         protocol += "; columns encoded"
@@ -441,12 +431,3 @@ def assemble(
         node_ptr=node_ptr,
         notes=tuple(remarks),
     )
-
-
-def _unheard(edge_index: Tensor) -> list[str]:
-    """A note on edges whose sender receives nothing, to which in-degree normalisation gives weight zero."""
-    source, target = edge_index
-    lost = int((~torch.isin(source, target)).sum())
-    how = "pass self_loops=add, or train with graph_norm=random_walk"
-    why = f"directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0: {how}"
-    return [f"{lost} of {source.numel()} {why}"] if lost else []
