@@ -60,7 +60,8 @@ class Features:
 
     x: Tensor  # [N, F], dense or CSR
     names: tuple[str, ...] = ()  # of the columns, if they have names
-    ids: tuple[str, ...] = ()  # of the rows, if they have ids
+    ids: tuple[str, ...] = ()  # of the rows, if they have ids, or of their graphs
+    node_ptr: Tensor | None = None  # the row where each graph begins, if rows are nodes of separate graphs
     path: str = ""  # the file
     raw: Sequence[tuple[str, Values]] = ()  # the columns of a table as they were read
     preprocessing: Preprocessing | None = None  # how they became `x`, if that took more than reading numbers
@@ -71,7 +72,7 @@ class Features:
     @property
     def index(self) -> dict[str, int] | None:
         """Row of every id, if rows have ids."""
-        return index_of_ids(self.ids, self.table) if self.ids else None
+        return index_of_ids(self.ids, self.table) if self.ids and self.node_ptr is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +286,7 @@ def _features_in_arrays(path: Path_) -> Features:
     used = SPLIT_ARRAYS.union(next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values())
     unused = [name for name in arrays if name not in used]
     notes = (f"arrays of {Path(path).name} not used: {', '.join(unused)}",) if unused else ()
-    return Features(x, named["feature_names"], named["ids"], os.fspath(path), notes=notes, arrays=arrays)
+    return Features(x, named["feature_names"], named["ids"], path=os.fspath(path), notes=notes, arrays=arrays)
 
 
 def features_from(

@@ -197,10 +197,8 @@ def _weights(values: Any, count: int) -> Tensor:
     return torch.from_numpy(weight.astype(np.float32))
 
 
-def join_graphs(
-    data: Any, *, use_positions: bool, directed: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Found | None, dict[str, Any]]:
-    """Features, targets, ``node_ptr``, edges and stored splits of PyG's objects; one ``Data`` has no ``node_ptr``."""
+def join_graphs(data: Any, *, use_positions: bool, directed: bool) -> tuple[Features, Tensor, Found | None]:
+    """Features (with stored splits), targets and edges of PyG's objects; one ``Data`` has no ``node_ptr``."""
     items, parts = _graphs_of(data), list[Any]()
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
     for i, item in enumerate(items):
@@ -232,7 +230,8 @@ def join_graphs(
         graph = (index, weight, tuple(notes))
     stored = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS} if alone else {}
     arrays = {name: torch.as_tensor(mask).numpy(force=True).T for name, mask in stored.items() if mask is not None}
-    return x, y.squeeze(1) if y.shape[1] == 1 else y, None if alone else torch.tensor(ptr), graph, arrays
+    found = Features(x, node_ptr=None if alone else torch.tensor(ptr), arrays=arrays)
+    return found, y.squeeze(1) if y.shape[1] == 1 else y, graph
 
 
 def _graphs_of(data: Any) -> list[Any]:

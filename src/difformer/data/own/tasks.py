@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.own.csv_files import ARRAY_ENDINGS, PYG_ENDINGS, TextFormat
 from difformer.data.own.features import Features, Selection, features_from, load_features, select_features
 from difformer.data.own.graphs import Found, edges_from, edges_in, join_graphs, read_edges, read_pyg
 from difformer.data.own.row_splits import Splits, drawn_splits, given_splits, named_splits, splits_of
-from difformer.data.own.table import Column, Path_, frame_table, index_of_ids, names_ids, row_ids
+from difformer.data.own.table import Column, Path_, frame_table, names_ids, row_ids
 from difformer.data.own.targets import Labels, Targets, encode_targets, labels_from, labels_in, read_labels, suspicions
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.task import Problem, Task
@@ -168,7 +167,7 @@ def from_files(
     chosen["class_names"] = class_names if len(class_names) else target.classes
     columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found, index)}
     graph = edges_in(found) if edges is None else read_edges(edges, num_nodes=size, ids=index, **columns)
-    return assemble(found, target, graph, chosen, edge_path=edges or features)
+    return assemble(found, target, graph, chosen, edges or features)
 
 
 def _id_hint(found: Features, index: Mapping[str, int] | None) -> str:
@@ -278,17 +277,17 @@ def from_arrays(
     names, ids = tuple(map(str, feature_names)) or columns, tuple(map(str, instance_names))
     if features.dim() == 3:
         return _series(Features(features, names, ids), y, edge_index, edge_weight, chosen)
-    ids = ids or (row_ids(x) if node_ptr is None else ())
-    index = index_of_ids(ids) if ids and node_ptr is None else None
-    ptr = None if node_ptr is None else torch.as_tensor(node_ptr)
-    if ptr is not None and (ptr.dim() != 1 or bool((ptr != ptr.long()).any())):
-        raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
-    ptr = None if ptr is None else ptr.long()
-    labels = labels_from(y, x, features.shape[0] if ptr is None else ptr.numel() - 1)
-    graph = None
+    size, graph = features.shape[0], None
+    found, count = Features(features, names, ids or row_ids(x)), size
+    if node_ptr is not None:
+        ptr = torch.as_tensor(node_ptr)
+        if ptr.dim() != 1 or bool((ptr != ptr.long()).any()):
+            raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
+        found, count = Features(features, names, ids, ptr.long()), ptr.numel() - 1
+    index, labels = found.index, labels_from(y, x, count)
     if edge_index is not None:
-        graph = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
-    return assemble(Features(features, names, ids), labels, graph, chosen, node_ptr=ptr)
+        graph = edges_from(edge_index, edge_weight, num_nodes=size, ids=index)
+    return assemble(found, labels, graph, chosen)
 
 
 def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choices]) -> Task:
@@ -308,8 +307,8 @@ def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choice
         DataError: If something is absent or contradicts the rest; the message says in which graph.
     """
     chosen = _chosen("from_pyg", {"self_loops": "keep", **choices})
-    x, y, ptr, graph, arrays = join_graphs(data, use_positions=use_positions, directed=chosen["directed"])
-    return assemble(Features(x, arrays=arrays), labels_from(y, None, y.shape[0]), graph, chosen, node_ptr=ptr)
+    found, y, graph = join_graphs(data, use_positions=use_positions, directed=chosen["directed"])
+    return assemble(found, labels_from(y, None, y.shape[0]), graph, chosen)
 
 
 def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: Choices) -> Task:
@@ -348,24 +347,16 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
         notes.append(f"snapshots were split in time order: {order}; pass fractions= or splits= for another split")
     targets = Targets(target, "regression", 1 if target.dim() == 2 else target.shape[2], ())
     protocol = f"own data, series; {splits[0].name}"
-    return _task(found, targets, chosen, kind="series", protocol=protocol, splits=splits, notes=tuple(notes), **edges)
+    return _task(found, targets, chosen, protocol=protocol, splits=splits, notes=tuple(notes), **edges)
 
 
 def _task(found: Features, targets: Targets, chosen: Choices, **parts: Any) -> Task:
     """The task of these features, targets and other `parts`."""
+    about = {"name": chosen["name"], "metric": chosen["metric"] or METRICS[targets.problem], **vars(targets), **parts}
+    about["kind"] = "series" if found.x.dim() == 3 else "nodes" if found.node_ptr is None else "graphs"
+    about |= {"instance_names": found.ids, "feature_names": found.names, "preprocessing": found.preprocessing}
     try:
-        return Task(
-            name=chosen["name"],
-            problem=targets.problem,
-            metric=chosen["metric"] or METRICS[targets.problem],
-            y=targets.y,
-            num_outputs=targets.num_outputs,
-            class_names=targets.class_names,
-            instance_names=found.ids,
-            feature_names=found.names,
-            preprocessing=found.preprocessing,
-            **{"x": found.x, **parts},
-        )
+        return Task(x=found.x, node_ptr=found.node_ptr, **about)
     except UserError as error:
         raise error if isinstance(error, DataError) else DataError(str(error)) from error
 
@@ -374,35 +365,28 @@ def _edge_rules(chosen: Choices) -> dict[str, Any]:
     return {"directed": chosen["directed"], "self_loops": chosen["self_loops"], "duplicates": chosen["duplicates"]}
 
 
-def assemble(
-    found: Features,
-    labels: Labels,
-    graph: Found | None,
-    chosen: Choices,
-    *,
-    edge_path: Path_ | None = None,
-    node_ptr: Tensor | None = None,
-) -> Task:
-    """A task of nodes, or of graphs if there is a `node_ptr`; `graph` holds edges as given, from `edge_path`."""
+def assemble(found: Features, labels: Labels, graph: Found | None, chosen: Choices, path: Path_ | None = None) -> Task:
+    """A task of nodes or of graphs; `graph` holds edges as given, from the file `path` if from a file."""
     check_choices(chosen["self_loops"], chosen["duplicates"])
     with labels.locate():
         rule: Any = {"problem": chosen["problem"], "missing": chosen["missing"]}
         targets = encode_targets(labels.columns, names=labels.names, class_names=chosen["class_names"], **rule)
     remarks = [*targets.notes, *found.notes, *labels.notes, *suspicions(found.raw, targets)]
-    protocol, index, weight = "own data, no graph", None, None
+    protocol, edges = "own data, no graph", dict[str, Any]()
     if graph is not None:
         done = {"add": "added", "remove": "removed", "keep": "as given"}[chosen["self_loops"]]
         directions = "directed" if chosen["directed"] else "both directions listed"
         protocol = f"own data, given graph, {directions}, self-loops {done}"
-        with in_file(edge_path):
-            names = found.ids if node_ptr is None else ()
+        with in_file(path):
+            names = found.ids if found.node_ptr is None else ()
             index, weight = tidy_edges(*graph[:2], num_nodes=found.x.shape[0], names=names, **_edge_rules(chosen))
+        edges = {"edge_index": index, "edge_weight": weight}
         remarks += graph[2]
         if lost := int((~torch.isin(*index)).sum()):  # in-degree normalisation gives edges of such a sender weight zero
             why = "directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0"
             how = "pass self_loops=add, or train with graph_norm=random_walk"
             remarks.append(f"{lost} of {index.shape[1]} {why}: {how}")
-    x, scaling = found.x, None
+    scaling = None
     if found.preprocessing is not None:
         protocol += "; columns encoded"
     else:
@@ -410,24 +394,13 @@ def assemble(
         end = "nothing can be learned from a column that never changes"
         remarks += [f"constant column{'s' * (len(still) > 1)}: {listed(still, 6)}; {end}"] if still else []
         if chosen["standardize"]:
-            scaling = Scaling.of(x)
-            x = scaling(x)
+            scaling = Scaling.of(found.x)
+            found = replace(found, x=scaling(found.x))
             remarks.append(scaling.describe(found.names))
             protocol += "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
-            remarks += uneven(x, found.names)
+            remarks += uneven(found.x, found.names)
     splits = splits_of(found, targets, chosen, remarks)
-    return _task(
-        found,
-        targets,
-        chosen,
-        kind="nodes" if node_ptr is None else "graphs",
-        protocol=f"{protocol}; {named_splits(splits)}",
-        x=x,
-        scaling=scaling,
-        splits=splits,
-        edge_index=index,
-        edge_weight=weight,
-        node_ptr=node_ptr,
-        notes=tuple(remarks),
-    )
+    protocol = f"{protocol}; {named_splits(splits)}"
+    parts: Any = {"protocol": protocol, "splits": splits, "scaling": scaling, "notes": tuple(remarks)}
+    return _task(found, targets, chosen, **parts, **edges)
