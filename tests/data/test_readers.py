@@ -8,9 +8,10 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from difformer.data.own.cell_values import canonical_id, number
 from difformer.data.own.csv_files import TextFormat, looks_like_header, open_table, sniff_delimiter
 from difformer.data.own.features import read_arrays
-from difformer.data.own.table import canonical_id, number, open_parquet
+from difformer.data.own.table import open_parquet
 from difformer.errors import DataError
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from difformer.data.archives import check_size, limit
-from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
+from difformer.data.own.cell_values import is_gap, loose_id, number
+from difformer.data.own.table import HEADER_WORDS, Path_, Table, names_ids, open_parquet
 from difformer.errors import DataError, UserError, in_file
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are

@@ -17,19 +17,10 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npy, read_npz
+from difformer.data.own.cell_values import canonical_id, number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import (
-    Column,
-    Path_,
-    Table,
-    Values,
-    canonical_id,
-    check_columns,
-    frame_table,
-    index_of_ids,
-    number,
-)
+from difformer.data.own.table import Column, Path_, Table, Values, check_columns, frame_table, index_of_ids
 from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
 from difformer.errors import DAMAGE, DataError, in_file, listed
 
@@ -93,13 +84,16 @@ class Selection:
     preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
 
 
-def column_roles(table: Table, chosen: Selection) -> tuple[list[int], bool, list[str]]:
-    """The positions of the features, whether the ids are a guess, and notes; the table gets its other roles."""
+def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple[list[int], bool, list[str]]:
+    """The positions of the features, whether the ids are a guess, and notes; the table gets its other roles.
+
+    For a trained model, `known` are the columns that its training had, also those that were left out.
+    """
     wanted, at = chosen.wanted, {name: i for i, name in enumerate(table.names) if table.named}
     labels = [] if chosen.label_columns is None else table.find_all(chosen.label_columns, "label_columns")
     taken: set[int | None] = {*table.find_all(chosen.drop, "drop"), *labels}
     named = chosen.id_name in at and chosen.ids is not False
-    asked = {at[name] for name in wanted if name in at}
+    asked = {at[name] for name in known if name in at}
     ids, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
     taken.add(ids)
     split = None if chosen.split_column is None else table.find(chosen.split_column, "split_column")
@@ -205,13 +199,11 @@ def load_features(path: Path_, chosen: Selection, format: TextFormat) -> Feature
     if suffix in PYG_ENDINGS:
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
     table = open_table(path, format)
-    if len(table.names) == 1:  # a wrong delimiter leaves another one in every cell
-        cell = table.first[0]
-        name = table.names[0] if table.named else cell
-        for sign in DELIMITERS:
-            if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
-                problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
-                raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
+    cell, name = table.first[0], table.names[0] if table.named else table.first[0]
+    for sign in DELIMITERS if len(table.names) == 1 else ():  # a wrong delimiter leaves another one in every cell
+        if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
+            problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
+            raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
     return select_features(table, chosen)
 
 
@@ -219,10 +211,8 @@ def select_features(table: Table, chosen: Selection) -> Features:
     """Features of a table, without its columns of labels, ids and split."""
     raw, preprocessing = chosen.raw, chosen.preprocessing
     kinds = {} if preprocessing is None else {column.name: column.kind for column in preprocessing.columns}
-    unused = [i + 1 for i, name in enumerate(table.names) if table.named and kinds.get(name) == "left out"]
-    dropped = [*(i + 1 for i in table.find_all(chosen.drop, "drop")), *unused]
     wanted = [name for name, kind in kinds.items() if kind != "left out"] or chosen.wanted
-    features, guessed, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
+    features, guessed, notes = column_roles(table, replace(chosen, wanted=wanted), [*kinds] or wanted)
     names = [table.names[i] for i in features]
     forced = {kind: table.find_all(getattr(chosen, kind), kind) for kind in ("categories", "dates")}
     if kinds:
@@ -343,11 +333,7 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
 
 
 def read_arrays(path: Path_) -> dict[str, Any]:
-    """The arrays of an NPZ file by name; that of an NPY file, or a single one, is called ``"x"``.
-
-    A matrix saved by ``scipy.sparse.save_npz``, or spread over ``x_data, x_indices, x_indptr, x_shape``, comes as scipy
-    CSR. Pickled objects are refused: loading them can run anything.
-    """
+    """The arrays of an NPZ file by name, sparse ones as scipy CSR; a single one, or that of an NPY file, is ``"x"``."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     try:

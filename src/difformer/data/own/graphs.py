@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from difformer.data.own.cell_values import number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
-from difformer.data.own.table import Column, Ids, Path_, Table, number, positions
+from difformer.data.own.table import Column, Ids, Path_, Table, positions
 from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
@@ -40,10 +41,7 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
     Raises:
         DataError: If the shape is neither.
     """
-    try:
-        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-    except ValueError as error:
-        raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
+    array = _array(edges)
     array = array if array.size else np.empty((2, 0), dtype=np.int64)
     if array.ndim != 2 or 2 not in array.shape:
         raise DataError(f"edge_index: expected shape [2, E] or [E, 2], got {list(array.shape)}")
@@ -55,6 +53,13 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
     first = " and ".join(f"{a} → {b}" for a, b in ends.T.tolist())
     how, other = ("two pairs", "an array of shape [2, E]") if pairs else ("sources above targets", "a list of pairs")
     return ends, f"edge_index of shape [2, 2] was read as {how}: {first}; pass {other} if it is meant otherwise"
+
+
+def _array(edges: Any) -> NDArray[Any]:
+    try:
+        return edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+    except ValueError as error:
+        raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
 
 
 def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
@@ -93,10 +98,7 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
         matrix = matrix.tocoo(copy=True)
         matrix.sum_duplicates()
     else:
-        try:
-            array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-        except ValueError:  # rows of different lengths
-            return None
+        array = _array(edges)
         if array.ndim != 2 or not array.shape[0] == array.shape[1] > 2 or array.dtype.kind not in "biuf":
             return None
         if hasattr(edges, "columns") and not len(array) == num_nodes > 3:  # three columns: ends and weights
@@ -150,8 +152,8 @@ def read_edges(
         with table.locate({None: roles[2]}):
             weight = _weights(table.cells[roles[2]], table.rows)
         if columns is None and roles[2] not in table.named_like("weight"):
-            only = ",".join(table.names[i] for i in roles[:2])
             third = f"column {repr(name) if table.named else name} of {table.file}"
+            only = ",".join(table.names[i] for i in roles[:2])
             notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
     return torch.from_numpy(np.stack(ends)), weight, tuple(notes)
 

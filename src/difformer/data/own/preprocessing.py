@@ -26,7 +26,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.own.table import Floats, Values, check_columns, frame_table, is_gap, number
+from difformer.data.own.cell_values import is_gap, number
+from difformer.data.own.table import Floats, Values, check_columns, frame_table
 from difformer.errors import DAMAGE, DataError, UserError, listed
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
@@ -268,8 +269,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """All values in types that JSON and TOML support."""
-        plain = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()} for c in self.columns]
-        return {"version": VERSION, "rows": self.rows, "notes": list(self.notes), "columns": plain}
+        return {"version": VERSION, **json.loads(json.dumps(asdict(self)))}
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:

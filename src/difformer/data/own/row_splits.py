@@ -155,10 +155,8 @@ def named_splits(splits: Sequence[Split]) -> str:
 def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
     """A note on classes without an instance in a training part, which no model can predict."""
     for split in splits if targets.problem == "multiclass" else ():
-        if not split.train.numel() or int(split.train.max()) >= targets.y.numel():
-            continue  # the task refuses it with a better message
-        seen = set(targets.y[split.train].tolist())
-        if absent := [name for code, name in enumerate(targets.class_names) if code not in seen]:
+        seen = set(targets.y[split.train[split.train < targets.y.numel()]].tolist())  # the task refuses other rows
+        if seen and (absent := [name for code, name in enumerate(targets.class_names) if code not in seen]):
             classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
             which = f" of split {split.name}" if len(splits) > 1 else ""
             return [f"{classes} no instance in the training part{which}: no model can learn to predict that"]

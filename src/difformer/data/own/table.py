@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
+from difformer.data.own.cell_values import canonical_id, cell_text, is_gap, is_missing, loose_id, number
 from difformer.errors import DataError, did_you_mean, in_file, listed, require
 
 Path_ = str | os.PathLike[str]
@@ -39,12 +40,8 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
-# Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
-GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
-_WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
-_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass
@@ -227,51 +224,10 @@ def has_numbers(values: Any) -> bool:
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
 
 
-def cell_text(value: Any) -> str:
-    """A value as a text file would hold it; a missing value is empty."""
-    return "" if is_missing(value) else str(value.item() if isinstance(value, np.generic) else value).strip()
-
-
-def number(cell: str) -> float | None:
-    """The number a cell holds, or None: what Python reads as a float, and true and false."""
-    try:
-        return float(cell) if "_" not in cell else None
-    except ValueError:
-        return _TRUTH.get(cell.strip().lower())
-
-
-def is_gap(cell: str) -> bool:
-    """Whether a cell in a column of numbers marks a missing value."""
-    return not cell or cell.strip().lower() in GAP_WORDS
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a value is missing: None; NaN, which differs from itself; pandas' NA, which does not compare."""
-    try:
-        return value is None or bool(value != value)
-    except (TypeError, ValueError):
-        return str(value) == "<NA>"
-
-
 def names_ids(name: str) -> bool:
     """Whether a column has a usual name for ids: ``id``, ``name``, ``user_id``, ``paperId``."""
     plain = name.strip().lower()
     return plain in ID_NAMES or plain.endswith(("_id", " id")) or name.endswith("Id")
-
-
-def canonical_id(value: Any) -> str:
-    """The text that identifies a node: spaces trimmed, and 7.0, as some programs write whole numbers, equal to 7."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    text = str(value).strip()
-    return str(int(float(text))) if _WHOLE.match(text) and len(text) < 16 else text
-
-
-def loose_id(name: Any) -> str:
-    """An id without blanks and case, for comparison."""
-    return "".join(canonical_id(name).split()).casefold()
 
 
 def index_of_ids(ids: Sequence[str], table: Table | None = None) -> dict[str, int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,22 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from difformer.data.own.cell_values import canonical_id, gap_words, label_text, loose_id
+from difformer.data.own.cell_values import number as number_of
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import ROWS, Features, named_array, needed_array
-from difformer.data.own.table import (
-    GAP_WORDS,
-    Column,
-    Ids,
-    Path_,
-    Table,
-    Values,
-    canonical_id,
-    frame_column,
-    is_missing,
-    loose_id,
-    positions,
-)
-from difformer.data.own.table import number as number_of
+from difformer.data.own.table import Column, Ids, Path_, Table, Values, frame_column, positions
 from difformer.data.split import labelled
 from difformer.data.task import Problem
 from difformer.errors import DataError, UserError, in_file
@@ -84,11 +73,9 @@ def labels_in(found: Features) -> Labels:
         raise DataError(problem, path=found.path, argument="labels")
     if isinstance(names, np.ndarray) and isinstance(y, np.ndarray) and names.ndim == 1 and y.dtype.kind not in "bf":
         known = [canonical_id(name) for name in names.tolist()]
-        if len(set(known)) == len(known) and "" not in known:
-            if y.dtype.kind not in "iu":
-                classes = known
-            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
-                y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
+        distinct, whole = len({"", *known}) > len(known), y.dtype.kind in "iu"
+        if distinct and (not whole or (y.ndim == 1 and {*y.tolist()} <= {*range(-1, len(known))})):  # -1 is unlabelled
+            y, classes = [known[i] if i >= 0 else "" for i in y.tolist()] if whole else y, known
     return replace(labels_from(y, None, found.x.shape[0], found.path), classes=classes)
 
 
@@ -197,24 +184,6 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
         return {"", *doubtful}, [f"labels {shown} were read as unlabelled, since all others are {others}"]
     how = f"pass missing={','.join(doubtful)} if they mean that there is no label"
     return {""}, [f"labels {shown} were read as classes; {how}"]
-
-
-def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
-    """Words such as ``none`` or ``NA`` among labels, and what all others are, ``""`` if the words are classes too."""
-    doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
-    others = {cell.lower() for cell in cells if cell} - GAP_WORDS
-    if not doubtful or not others or any(number_of(cell) is None for cell in others):
-        return doubtful, ""
-    truth = others & {"true", "false"}
-    return doubtful, "true or false" if truth == others else "numbers, true or false" if truth else "numbers"
-
-
-def label_text(value: Any) -> str:
-    """The text of a cell; empty for a missing one."""
-    if is_missing(value):
-        return ""
-    text = canonical_id(value.item() if isinstance(value, np.generic) else value)
-    return text[1:] if text[:1] == "+" and text[1:].isdigit() else text
 
 
 def _classes(
