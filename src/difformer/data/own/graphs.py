@@ -201,12 +201,12 @@ def _weights(values: Any, count: int) -> Tensor:
 
 def join_graphs(data: Any, *, use_positions: bool, directed: bool) -> tuple[Features, Tensor, Found | None]:
     """Features (with stored splits), targets and edges of PyG's objects; one ``Data`` has no ``node_ptr``."""
-    items, parts = _graphs_of(data), list[Any]()
+    items, parts = _graphs_of(data), list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]()
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
     for i, item in enumerate(items):
         try:
-            x, y, *edges = _part(item, use_positions, alone)
-            parts.append((x, y, *edges))
+            parts.append(_part(item, use_positions, alone))
+            x, y = parts[-1][:2]
             if x.shape[1] != (first := parts[0][0].shape[1]):
                 raise DataError(f"has {x.shape[1]} features, graph 0 has {first}")
             if y.shape[1] != (first := parts[0][1].shape[1]) or not y.numel():
@@ -265,13 +265,13 @@ def _part(data: Any, use_positions: bool, alone: bool) -> tuple[Tensor, Tensor, 
     features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
     joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
     weight = _weight_of(data)
-    if index is None and (index := getattr(data, "adj_t", None)) is not None:
+    if index is None and (matrix := getattr(data, "adj_t", None)) is not None:
         # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
-        if hasattr(index, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
-            index = index.to_torch_sparse_coo_tensor()
-        if not isinstance(index, Tensor):
-            raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
-        index, weight = index.to_sparse_coo().t().coalesce(), None
+        if hasattr(matrix, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
+            matrix = matrix.to_torch_sparse_coo_tensor()
+        if not isinstance(matrix, Tensor):
+            raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
+        index, weight = matrix.to_sparse_coo().t().coalesce(), None
     if index is not None:  # PyG's edge_index is [2, E], also where E = 2
         index, weight, _ = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
     if not isinstance(y, Tensor):

@@ -90,16 +90,14 @@ class Encoding:
     def _shown(self, value: float, within: float = 0.0) -> str:
         if self.kind != "date":
             return written(value, within)
-        minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
+        minutes = round(value * 1440)  # single precision tells minutes apart, not seconds
         return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
 
     def encode(self, values: Values) -> tuple[Floats, list[str]]:
         """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""
         if self.kind == "category":
-            cells, place = (
-                [cell or GAP for cell in _texts(values)],
-                {value: i for i, value in enumerate(self.categories)},
-            )
+            cells = [cell or GAP for cell in _texts(values)]
+            place = {value: i for i, value in enumerate(self.categories)}
             hot = np.eye(len(place) + 1)[[place.get(cell, -1) for cell in cells], : len(self.outputs)]
             unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
             shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))

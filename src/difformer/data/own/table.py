@@ -40,7 +40,6 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
-
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 
 
