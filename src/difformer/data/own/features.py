@@ -85,10 +85,7 @@ class Selection:
 
 
 def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple[list[int], bool, list[str]]:
-    """The positions of the features, whether the ids are a guess, and notes; the table gets its other roles.
-
-    For a trained model, `known` are the columns that its training had, also those that were left out.
-    """
+    """Positions of features, whether ids are a guess, and notes; `known` are the columns that training had, if any."""
     wanted, at = chosen.wanted, {name: i for i, name in enumerate(table.names) if table.named}
     labels = [] if chosen.label_columns is None else table.find_all(chosen.label_columns, "label_columns")
     taken: set[int | None] = {*table.find_all(chosen.drop, "drop"), *labels}

@@ -199,13 +199,13 @@ def _weights(values: Any, count: int) -> Tensor:
     return torch.from_numpy(weight.astype(np.float32))
 
 
-def join_graphs(data: Any, *, use_positions: bool, directed: bool) -> tuple[Features, Tensor, Found | None]:
+def join_graphs(data: Any, *, directed: bool) -> tuple[Features, Tensor, Found | None]:
     """Features (with stored splits), targets and edges of PyG's objects; one ``Data`` has no ``node_ptr``."""
     items, parts = _graphs_of(data), list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]()
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
     for i, item in enumerate(items):
         try:
-            parts.append(_part(item, use_positions, alone))
+            parts.append(_part(item, alone))
             x, y = parts[-1][:2]
             if x.shape[1] != (first := parts[0][0].shape[1]):
                 raise DataError(f"has {x.shape[1]} features, graph 0 has {first}")
@@ -254,16 +254,15 @@ def _graphs_of(data: Any) -> list[Any]:
     return items
 
 
-def _part(data: Any, use_positions: bool, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _part(data: Any, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Features, targets, edges as given, and weights of one graph; its targets are one row unless it is `alone`."""
     x, y, pos, index = (getattr(data, name, None) for name in ("x", "y", "pos", "edge_index"))
-    found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
-    if not found:
+    x = pos if x is None else x
+    if x is None:
         raise DataError("has neither x nor pos, so there are no features")
-    if strange := [type(part).__name__ for part in found if not isinstance(part, Tensor)]:
-        raise DataError(f"x and pos must be tensors, got {strange[0]}")
-    features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
-    joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
+    if not isinstance(x, Tensor):
+        raise DataError(f"x and pos must be tensors, got {type(x).__name__}")
+    x, _ = features_from(x.unsqueeze(1) if x.dim() == 1 else x)
     weight = _weight_of(data)
     if index is None and (matrix := getattr(data, "adj_t", None)) is not None:
         # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
@@ -273,11 +272,11 @@ def _part(data: Any, use_positions: bool, alone: bool) -> tuple[Tensor, Tensor, 
             raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
         index, weight = matrix.to_sparse_coo().t().coalesce(), None
     if index is not None:  # PyG's edge_index is [2, E], also where E = 2
-        index, weight, _ = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
+        index, weight, _ = edges_from(index.cpu(), weight, num_nodes=x.shape[0])
     if not isinstance(y, Tensor):
         got = "it has no y" if y is None else f"y is a {type(y).__name__}"
         raise DataError(f"expected a tensor y with the targets, but {got}")
-    return joined, y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1), index, weight
+    return x, y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1), index, weight
 
 
 def _weight_of(data: Any) -> Tensor | None:

@@ -336,21 +336,19 @@ def large_numbers(name: str) -> str:
 
 def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str]) -> Encoding:
     """The kind of a column, and its categories or months; guesses are added to `notes`."""
-    if isinstance(values, np.ndarray) and forced is None:
-        numbers = values[~np.isnan(values)]
-        gaps = len(values) - len(numbers)
-        if not len(numbers) or (not gaps and bool((numbers == numbers[0]).all())):
-            reason = f"constant: {numbers[0]:.6g} in every row" if len(numbers) else "empty"
-            return Encoding(name, "left out", reason, gaps)
-        notes += [large_numbers(name)] if float(np.abs(numbers).max()) > LARGE else []
-        return Encoding(name, "boolean" if bool(np.isin(numbers, (0, 1)).all()) else "number", gaps=gaps)
-    cells = _texts(values)
-    known = [cell for cell in cells if cell]
-    gaps, counts = len(cells) - len(known), Counter(known)
-    if not known:
+    numeric = isinstance(values, np.ndarray) and forced is None
+    cells: Any = values if numeric else np.array(_texts(values), dtype=object)
+    known = cells[~np.isnan(cells) if numeric else cells != ""]
+    gaps = len(cells) - len(known)
+    if not len(known):
         return Encoding(name, "left out", "empty", gaps)
-    if len(counts) == 1 and not gaps and forced != "date":
-        return Encoding(name, "left out", f"constant: {known[0]!r} in every row")
+    if not gaps and forced != "date" and bool((known == known[0]).all()):
+        shown = f"{known[0]:.6g}" if numeric else repr(known[0])
+        return Encoding(name, "left out", f"constant: {shown} in every row")
+    if numeric:
+        notes += [large_numbers(name)] if float(np.abs(known).max()) > LARGE else []
+        return Encoding(name, "boolean" if bool(np.isin(known, (0, 1)).all()) else "number", gaps=gaps)
+    counts = Counter(known)
     if forced is None and len(counts) <= 2 and all(value.lower() in _TRUTH for value in counts):
         return Encoding(name, "boolean", gaps=gaps)
     if forced != "category" and (date := _as_date(name, list(counts), gaps, notes)) is not None:

@@ -290,7 +290,7 @@ def from_arrays(
     return assemble(found, labels, graph, chosen)
 
 
-def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choices]) -> Task:
+def from_pyg(data: Any, **choices: Unpack[Choices]) -> Task:
     """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
 
     PyG lists both directions of an undirected edge. If an edge comes in one direction only, the other one is added
@@ -299,15 +299,14 @@ def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choice
     splits, unless `splits` is given.
 
     Args:
-        data: What to take over.
-        use_positions: Append ``pos`` to the features; without ``x``, ``pos`` is used in any case.
+        data: What to take over; without ``x``, ``pos`` holds the features.
         **choices: See `from_arrays`; self-loops are kept as they are unless ``self_loops`` says otherwise.
 
     Raises:
         DataError: If something is absent or contradicts the rest; the message says in which graph.
     """
     chosen = _chosen("from_pyg", {"self_loops": "keep", **choices})
-    found, y, graph = join_graphs(data, use_positions=use_positions, directed=chosen["directed"])
+    found, y, graph = join_graphs(data, directed=chosen["directed"])
     return assemble(found, labels_from(y, None, y.shape[0]), graph, chosen)
 
 
