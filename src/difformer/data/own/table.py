@@ -40,6 +40,8 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
+LARGEST = float(np.finfo(np.float32).max)  # features are of single precision
+
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 
 
@@ -85,25 +87,24 @@ class Table:
         if not self.rows:
             raise DataError("holds no rows", path=self.path)
         self.cells = {i: part if i in text else np.concatenate(part) for i, part in parts.items()}
+        for i, values in ((i, values) for i, values in self.cells.items() if i not in text):
+            good = np.abs(values) <= LARGEST  # false for NaN
+            good |= np.isnan(values) & gaps
+            if not good.all():
+                row = int(np.argmin(good))
+                missing = "a number is missing here; fill it in"
+                problem = missing if np.isnan(values[row]) else f"{values[row]} is too large a number; correct it"
+                raise self.error(f"{problem}, or leave the row out", row, i)
         return self
 
     def _numbers(self, values: Any, column: int) -> Floats:
-        """Finite numbers that fit single precision."""
         try:
             if not has_numbers(values) and "_" in "".join(values):  # Python would read 1_000
                 raise ValueError
-            found = np.asarray(values, dtype=np.float64)
+            return np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError):
             cells = map(cell_text, values)
-            found = np.array([self.number(cell, row, column) for row, cell in enumerate(cells, self.rows)])
-        good = np.abs(found) <= np.finfo(np.float32).max  # false for NaN
-        good |= np.isnan(found) & self.gaps
-        if not good.all():
-            row = int(np.argmin(good))
-            missing = "a number is missing here; fill it in"
-            problem = missing if np.isnan(found[row]) else f"{found[row]} is too large a number; correct it"
-            raise self.error(f"{problem}, or leave the row out", self.rows + row, column)
-        return found
+            return np.array([self.number(cell, row, column) for row, cell in enumerate(cells, self.rows)])
 
     @property
     def file(self) -> str:

@@ -158,16 +158,23 @@ def encode_targets(
         raise DataError(f"{said}; name the one, or pass problem=multilabel")
     else:
         truth = {"0", "1", "true", "false", *(["-1"] if missing is None else [])}
-        other = [
-            (column, value) for column, known in enumerate(values) for value in known if value.lower() not in truth
-        ]
+        other = [(i, text) for i, known in enumerate(values) for text in known if text.lower() not in truth]
         if problem == "multilabel" and other:
-            place, value = other[0]
-            said = f"several labels at a time must be 0 or 1, got {value!r}"
-            raise DataError(said, row=cells[place].index(value), column=place + 1)
+            said = f"several labels at a time must be 0 or 1, got {other[0][1]!r}"
+            raise DataError(said, row=cells[other[0][0]].index(other[0][1]), column=other[0][0] + 1)
         problem = problem or ("regression" if other else "multilabel")
-        unknown |= {"-1"} if problem == "multilabel" and missing is None else set()
-    return _numbers(cells, tuple(names), problem, unknown, notes)
+        for known in values if problem == "multilabel" and missing is None else ():
+            known.pop("-1", None)
+    y = np.full((len(cells[0]), len(cells)), np.nan)
+    for i, (texts, known) in enumerate(zip(cells, values, strict=True)):
+        if wrong := [text for text, value in known.items() if value is None or np.isinf(value)]:
+            raise DataError(f"expected a number, got {wrong[0]!r}", row=texts.index(wrong[0]), column=i + 1)
+        y[:, i] = [known.get(text, np.nan) for text in texts]
+    if np.isnan(y).all():
+        raise DataError("labels: found no label at all")
+    target = torch.from_numpy(y.astype(np.float32))
+    alone = problem == "regression" and len(cells) == 1
+    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else tuple(names), notes)
 
 
 def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], list[str]]:
@@ -212,22 +219,6 @@ def _classes(
     code = {name: i for i, name in enumerate(order) if name in values}
     y = torch.tensor([code.get(cell, -1) for cell in cells])
     return Targets(y, "multiclass", len(order), tuple(order), notes)
-
-
-def _numbers(
-    cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str], notes: list[str]
-) -> Targets:
-    y = np.full((len(cells[0]), len(cells)), np.nan)
-    for column, texts in enumerate(cells):
-        known = {text: number_of(text) for text in dict.fromkeys(texts) if text not in unknown}
-        if wrong := [text for text, value in known.items() if value is None or np.isinf(value)]:
-            raise DataError(f"expected a number, got {wrong[0]!r}", row=texts.index(wrong[0]), column=column + 1)
-        y[:, column] = [known.get(text, np.nan) for text in texts]
-    if np.isnan(y).all():
-        raise DataError("labels: found no label at all")
-    target = torch.from_numpy(y.astype(np.float32))
-    alone = problem == "regression" and len(cells) == 1
-    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names, notes)
 
 
 def read_labels(
