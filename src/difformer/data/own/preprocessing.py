@@ -283,25 +283,21 @@ class Preprocessing:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
         """What `to_dict` gave; anything else is a `DataError`."""
+        types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
+        types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
         try:
             if content["version"] != VERSION:
                 raise UserError(f"version {content['version']}, expected {VERSION}")
-            columns = tuple(_encoding(plain) for plain in content["columns"])
-            return Preprocessing(columns, int(content["rows"]), tuple(map(str, content["notes"])))
+            read = [(field.name, types[str(field.type)]) for field in fields(Encoding)]
+            columns = [Encoding(**{name: of(plain[name]) for name, of in read}) for plain in content["columns"]]
+            for column in columns:
+                if column.kind not in get_args(Kind):
+                    raise UserError(f"column {column.name!r} of kind {column.kind!r}")
+                if not np.isfinite([column.fill, column.shift, column.scale]).all() or column.scale <= 0:
+                    raise UserError(f"column {column.name!r} is scaled by {column.scale}")
+            return Preprocessing(tuple(columns), int(content["rows"]), tuple(map(str, content["notes"])))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"is not a description of a preprocessing ({type(error).__name__}: {error})") from error
-
-
-def _encoding(plain: Mapping[str, Any]) -> Encoding:
-    """One column of `to_dict`, every value converted to the type of its field."""
-    types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
-    types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
-    found = Encoding(**{field.name: types[str(field.type)](plain[field.name]) for field in fields(Encoding)})
-    if found.kind not in get_args(Kind):
-        raise UserError(f"column {found.name!r} of kind {found.kind!r}")
-    if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
-        raise UserError(f"column {found.name!r} is scaled by {found.scale}")
-    return found
 
 
 def _texts(values: Values) -> list[str]:
