@@ -97,11 +97,7 @@ def lines_of(
 
 
 def open_table(
-    path: Path_,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
-    *,
-    role: Role = "features",
-    ids: Collection[str] | None = None,
+    path: Path_, format: TextFormat, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> Table:
     """The head of a Parquet or text file; the `ids` of nodes tell a header of labels and edges from a row."""
     suffix = Path(path).suffix.lower()

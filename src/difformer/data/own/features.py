@@ -20,7 +20,7 @@ from difformer.data.archives import read_npy, read_npz
 from difformer.data.own.cell_values import canonical_id, number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import Column, Path_, Table, Values, check_columns, frame_table, index_of_ids
+from difformer.data.own.table import Column, Columns, Path_, Table, Values, check_columns, frame_table, index_of_ids
 from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
 from difformer.errors import DAMAGE, DataError, in_file, listed
 
@@ -72,15 +72,15 @@ class Selection:
 
     ids: Column | bool | None = None  # True for the first column, False for none
     id_name: str | None = None  # the column of this name holds the ids wherever it is, unless `ids` is False
-    label_columns: Column | Sequence[Column] | None = None
+    label_columns: Columns | None = None
     labels_here: bool = False  # the labels must be in this table
     split_column: Column | None = None
-    drop: Column | Sequence[Column] = ()
+    drop: Columns = ()
     wanted: Sequence[str] = ()  # the features by name; others are left out
     raw: bool = True  # texts, dates and gaps are encoded; otherwise features are numbers
     standardize: bool = True
-    categories: Column | Sequence[Column] = ()
-    dates: Column | Sequence[Column] = ()
+    categories: Columns = ()
+    dates: Columns = ()
     preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
 
 

@@ -124,13 +124,7 @@ def edges_in(found: Features) -> Found | None:
 
 
 def read_edges(
-    path: Path_,
-    *,
-    num_nodes: int,
-    ids: Ids | None = None,
-    columns: Sequence[Column] | None = None,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
-    hint: str = "",
+    path: Path_, num_nodes: int, ids: Ids | None, columns: Sequence[Column] | None, format: TextFormat, hint: str = ""
 ) -> Found:
     """Edges from a table of sources, targets and perhaps weights, or an NPZ; `columns` and `hint` as above."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
@@ -299,12 +293,10 @@ def read_pyg(path: Path_) -> Any:
         with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the loader has no error of its own for a damaged or foreign file
-        raise DataError(
-            "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
-            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
-            f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
-            path=path,
-        ) from error
+        problem = "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; "
+        problem += "save the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
+        problem += f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+        raise DataError(problem, path=path) from error
 
     def is_graph(item: Any) -> bool:  # a file fills a Data as it likes
         store = vars(item).get("_store") if isinstance(item, Data) else None

@@ -25,6 +25,7 @@ from difformer.errors import DataError, did_you_mean, in_file, listed, require
 
 Path_ = str | os.PathLike[str]
 Column = str | int
+Columns = Column | Sequence[Column]
 Floats = NDArray[np.float64]
 Ids = Mapping[str, int]  # row of every id
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
@@ -121,7 +122,7 @@ class Table:
         problem = f"has no column {column!r}; {hint}it has {self.listed()}"
         raise DataError(problem, path=self.path, argument=option)
 
-    def find_all(self, columns: Column | Sequence[Column], option: str) -> list[int]:
+    def find_all(self, columns: Columns, option: str) -> list[int]:
         """Positions of one or several columns."""
         return [self.find(c, option) for c in ([columns] if isinstance(columns, (str, int)) else columns)]
 

@@ -30,7 +30,7 @@ from difformer.data.own.cell_values import canonical_id, gap_words, label_text, 
 from difformer.data.own.cell_values import number as number_of
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import ROWS, Features, named_array, needed_array
-from difformer.data.own.table import Column, Ids, Path_, Table, Values, frame_column, positions
+from difformer.data.own.table import Column, Columns, Ids, Path_, Table, Values, frame_column, positions
 from difformer.data.split import labelled
 from difformer.data.task import Problem
 from difformer.errors import DataError, UserError, in_file
@@ -222,13 +222,7 @@ def _classes(
 
 
 def read_labels(
-    path: Path_,
-    *,
-    size: int,
-    ids: Ids | None = None,
-    columns: Column | Sequence[Column] | None = None,
-    id_column: Column | bool | None = None,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
+    path: Path_, size: int, ids: Ids | None, columns: Columns | None, key: Column | bool | None, format: TextFormat
 ) -> Labels:
     """Labels in the order of the features, by the `ids` of their rows or in order; None finds out about columns."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
@@ -236,7 +230,7 @@ def read_labels(
     table = open_table(path, format, role="labels", ids=ids)
     table.read(range(len(table.names)))
     given = None if columns is None else table.find_all(columns, "label_columns")
-    at = _ids_at(table, size, ids, id_column, given)
+    at = _ids_at(table, size, ids, key, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)

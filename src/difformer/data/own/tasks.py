@@ -161,7 +161,7 @@ def from_files(
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
         remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
         raise DataError(f"holds {what}; {remedy}", path=features)
-    columns: Any = {"columns": label_columns, "id_column": label_ids, "format": format("labels")}
+    columns: Any = {"columns": label_columns, "key": label_ids, "format": format("labels")}
     with in_file(labels or features):
         target = labels_in(found) if labels is None else read_labels(labels, size=size, ids=index, **columns)
     chosen["class_names"] = class_names if len(class_names) else target.classes
