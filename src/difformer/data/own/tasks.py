@@ -165,15 +165,15 @@ def from_files(
     with in_file(labels or features):
         target = labels_in(found) if labels is None else read_labels(labels, size=size, ids=index, **columns)
     chosen["class_names"] = class_names if len(class_names) else target.classes
-    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found, index)}
+    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found)}
     graph = edges_in(found) if edges is None else read_edges(edges, num_nodes=size, ids=index, **columns)
     return assemble(found, target, graph, chosen, edges or features)
 
 
-def _id_hint(found: Features, index: Mapping[str, int] | None) -> str:
+def _id_hint(found: Features) -> str:
     """For edges that name rows that have no ids: the columns that look like ids."""
     texts = [(name, values) for name, values in found.raw if isinstance(values, list) and "" not in values]
-    likely = [name for name, values in texts if index is None and len(set(values)) == len(values)]
+    likely = [name for name, values in texts if not found.ids and len(set(values)) == len(values)]
     likely = [name for name in likely if names_ids(name)] or likely
     return f"; pass {' or '.join(f'ids={name}' for name in likely[:4])}, where no text comes twice" if likely else ""
 
@@ -219,10 +219,9 @@ def from_frame(
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
     found = select_features(frame_table(frame), selection)
     found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
-    index, graph = found.index, None
+    nodes: Any = {"num_nodes": len(frame), "ids": found.index, "hint": _id_hint(found)}
     labels = labels_in(found) if columns or label is None else labels_from(label, frame, found.x.shape[0])
-    if edges is not None:
-        graph = edges_from(edges, edge_weight, num_nodes=len(frame), ids=index, hint=_id_hint(found, index))
+    graph = None if edges is None else edges_from(edges, edge_weight, **nodes)
     return assemble(found, labels, graph, chosen)
 
 
@@ -277,16 +276,13 @@ def from_arrays(
     names, ids = tuple(map(str, feature_names)) or columns, tuple(map(str, instance_names))
     if features.dim() == 3:
         return _series(Features(features, names, ids), y, edge_index, edge_weight, chosen)
-    size, graph = features.shape[0], None
-    found, count = Features(features, names, ids or row_ids(x)), size
-    if node_ptr is not None:
-        ptr = torch.as_tensor(node_ptr)
-        if ptr.dim() != 1 or bool((ptr != ptr.long()).any()):
-            raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
-        found, count = Features(features, names, ids, ptr.long()), ptr.numel() - 1
-    index, labels = found.index, labels_from(y, x, count)
-    if edge_index is not None:
-        graph = edges_from(edge_index, edge_weight, num_nodes=size, ids=index)
+    ptr = None if node_ptr is None else torch.as_tensor(node_ptr)
+    if ptr is not None and (ptr.dim() != 1 or bool((ptr != ptr.long()).any())):
+        raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
+    found = Features(features, names, ids or row_ids(x)) if ptr is None else Features(features, names, ids, ptr.long())
+    size, index = features.shape[0], found.index
+    labels = labels_from(y, x, size if ptr is None else ptr.numel() - 1)
+    graph = None if edge_index is None else edges_from(edge_index, edge_weight, num_nodes=size, ids=index)
     return assemble(found, labels, graph, chosen)
 
 
@@ -328,13 +324,14 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
     given = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
-    notes = list(dict.fromkeys(note for found_edges in given for note in found_edges[2]))
-    done = [tidy_edges(*edges[:2], num_nodes=x.shape[1], **_edge_rules(chosen)) for edges in given]
-    weighted = any(weight is not None for _, weight in done)
-    if weighted:  # a matrix of ones has no weights, its neighbours may have
-        done = [(index, torch.ones(index.shape[1]) if weight is None else weight) for index, weight in done]
-    edges: Any = {"edge_index": tuple(index for index, _ in done) if several else done[0][0]} if done else {}
-    edges |= {"edge_weight": tuple(weight for _, weight in done) if several else done[0][1]} if weighted else {}
+    notes = list(dict.fromkeys(note for *_, said in given for note in said))
+    rules = {"num_nodes": x.shape[1], **_edge_rules(chosen)}
+    done = [tidy_edges(index, weight, **rules) for index, weight, _ in given]
+    edges: Any = {"edge_index": tuple(index for index, _ in done)} if done else {}
+    if any(weight is not None for _, weight in done):  # a matrix of ones has no weights, its neighbours may have
+        edges["edge_weight"] = tuple(torch.ones(index.shape[1]) if weight is None else weight for index, weight in done)
+    if not several:
+        edges = {name: value for name, (value,) in edges.items()}
     splits = given_splits(chosen["splits"]) or drawn_splits(None, x.shape[0], chosen["fractions"], (0,))
     values = target[target.isfinite()].unique()
     if chosen["problem"] is None and values.numel() <= FEW_NUMBERS and torch.equal(values, values.round()):
