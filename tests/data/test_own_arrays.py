@@ -95,6 +95,7 @@ def test_weights_directions_and_loops():
         ([1.0, 2, 3], "expected 4 numbers, one per edge"),
         ([1.0, 2, 3, -4], "edge 3: a weight must be a finite number ≥ 0, got -4"),
         ([1.0, 2, float("nan"), 4], "edge 2"),
+        ([1.0, 2, 3, 1e39], "edge 3: a weight must be a finite number ≥ 0, got 1e.39"),
     ):
         with pytest.raises(DataError, match=complaint):
             from_arrays(X, Y, EDGES, bad)

@@ -23,7 +23,7 @@ from torch import Tensor
 from difformer.data.own.cell_values import number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
-from difformer.data.own.table import Column, Ids, Path_, Table, positions
+from difformer.data.own.table import LARGEST, Column, Ids, Path_, Table, positions
 from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
@@ -186,9 +186,9 @@ def _weights(values: Any, count: int) -> Tensor:
         raise DataError(f"a weight must be a finite number ≥ 0, got {given[row]!r}", row=row) from error
     if weight.shape != (count,):
         raise DataError(f"edge_weight: expected {count} numbers, one per edge, got shape {list(weight.shape)}")
-    wrong = ~(np.isfinite(weight) & (weight >= 0))
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    good = (weight >= 0) & (weight <= LARGEST)  # false for NaN
+    if not good.all():
+        row = int(np.argmin(good))
         raise DataError(f"a weight must be a finite number ≥ 0, got {weight[row]:g}", row=row)
     return torch.from_numpy(weight.astype(np.float32))
 

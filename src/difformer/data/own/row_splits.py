@@ -13,16 +13,7 @@ import torch
 from difformer.data.own.features import PART_WORDS, SPLIT_FORMS, Features
 from difformer.data.own.table import Path_
 from difformer.data.own.targets import Targets
-from difformer.data.split import (
-    Split,
-    index_split,
-    labelled,
-    load_splits,
-    masks_split,
-    random_split,
-    split_of_parts,
-    time_split,
-)
+from difformer.data.split import Split, index_split, load_splits, masks_split, random_split, split_of_parts, time_split
 from difformer.errors import DataError, UserError, in_file, listed
 
 Splits = Split | Mapping[str, Any] | Iterable[Split | Mapping[str, Any]] | Path_ | None
@@ -104,8 +95,7 @@ def _split_in_column(found: Features) -> tuple[Split, ...]:
 
 def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
     """A stored split without unlabelled instances; a missing validation part is taken from the training part."""
-    known = labelled(targets.y)
-    parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
+    parts = {part: index[torch.isin(index, targets.known)] for part, index in split.parts().items()}
     gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
     if gone:
         notes.append(f"split {split.name}: {gone} instance{'s' * (gone > 1)} without a label left out")
@@ -133,7 +123,7 @@ def drawn_splits(
         splits = [random_split(targets.y, fractions=shares, seed=seed, stratify=stratify) for seed in seeds]
     for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
         if share > 0 and held == 0:
-            known = size if targets is None else labelled(targets.y).numel()
+            known = size if targets is None else targets.known.numel()
             problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
             raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
     return tuple(splits)

@@ -41,7 +41,7 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
-LARGEST = float(np.finfo(np.float32).max)  # features are of single precision
+LARGEST = float(np.finfo(np.float32).max)  # features and weights are of single precision
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 

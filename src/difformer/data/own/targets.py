@@ -121,6 +121,11 @@ class Targets:
     class_names: tuple[str, ...]
     notes: Sequence[str] = ()
 
+    @property
+    def known(self) -> Tensor:
+        """The instances with a label."""
+        return labelled(self.y)
+
 
 def encode_targets(
     columns: Sequence[Sequence[Any]],
@@ -298,7 +303,7 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int |
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
     """Notes on labels that look misspelt, and on columns that determine the label in nearly every labelled row."""
     notes = _odd_labels(targets) if targets.problem == "multiclass" else []
-    known = labelled(targets.y).numpy()
+    known = targets.known.numpy()
     if len(known) < FEW_ROWS or targets.y.dim() != 1:
         return notes
     y = targets.y.numpy()[known]
