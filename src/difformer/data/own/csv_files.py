@@ -183,15 +183,16 @@ def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[A
     """Line numbers and columns of consecutive rows."""
     width, expected = len(table.names), "header" if table.named else "first row"
     while chunk := list(islice(rows, 1 + CHUNK_CELLS // width)):
-        for line, row in chunk:
-            if len(row) != width:
-                place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
-                problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
-                raise DataError(problem, path=table.path, line=line, column=place)
-        columns: Any = zip(*(row for _, row in chunk), strict=True)
+        good = next((i for i, (_, row) in enumerate(chunk) if len(row) != width), len(chunk))
+        columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))
         if format.decimal != ".":
             columns = [[format.pointed(cell) for cell in column] for column in columns]
-        yield [line for line, _ in chunk], list(columns)
+        if good:  # errors in the rows before a wrong one come first
+            yield [line for line, _ in chunk[:good]], columns
+        for line, row in chunk[good : good + 1]:
+            place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
+            problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+            raise DataError(problem, path=table.path, line=line, column=place)
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:

@@ -41,6 +41,7 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
+MISSING = "a number is missing here; fill it in, or leave the row out"
 LARGEST = float(np.finfo(np.float32).max)  # features and weights are of single precision
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
@@ -93,9 +94,8 @@ class Table:
             good |= np.isnan(values) & gaps
             if not good.all():
                 row = int(np.argmin(good))
-                missing = "a number is missing here; fill it in"
-                problem = missing if np.isnan(values[row]) else f"{values[row]} is too large a number; correct it"
-                raise self.error(f"{problem}, or leave the row out", row, i)
+                large = f"{values[row]} is too large a number; correct it, or leave the row out"
+                raise self.error(MISSING if np.isnan(values[row]) else large, row, i)
         return self
 
     def _numbers(self, values: Any, column: int) -> Floats:
@@ -158,10 +158,12 @@ class Table:
             raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
     def number(self, cell: str, row: int, column: int) -> float:
-        """The number in a cell; NaN for an empty one, and for other gaps if there may be some."""
+        """The number in a cell; NaN for a gap, if there may be gaps."""
         value = number(cell)
-        if value is not None or not cell or (self.gaps and is_gap(cell)):
+        if value is not None or (self.gaps and is_gap(cell)):
             return float("nan") if value is None else value
+        if not cell:
+            raise self.error(MISSING, row, column)
         hint, argument, pointed = "", None, cell.replace(",", ".")
         if self.trained:
             hint = "; this column held numbers in training: write one, as in 1234.5"
