@@ -37,13 +37,13 @@ Role = Literal["features", "labels", "edges"]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is written; None means to find out."""
+    """How a text file is written; None means detect it."""
 
     delimiter: str | None = None  # between cells; " " is any run of spaces and tabs
     header: bool | None = None  # whether the first row names the columns
-    encoding: str | None = None  # for example "latin-1"; found out among UTF-8 and UTF-16
+    encoding: str | None = None  # for example "latin-1"; UTF-8 and UTF-16 are detected
     decimal: str = "."  # "," where numbers are written 1,5
-    comment: str | None = "#"  # lines above the table that begin so are skipped; None keeps them
+    comment: str | None = "#"  # lines above the table that begin with it are skipped; None keeps them
 
     def __post_init__(self) -> None:
         mark = "," if self.delimiter is None else self.delimiter
@@ -73,7 +73,7 @@ DECIMAL_COMMA = TextFormat(decimal=",")
 def lines_of(
     path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
 ) -> Iterator[str]:
-    """The lines of a text file, gzipped or not, read once; None stands for UTF-8, and UTF-16 with a byte-order mark."""
+    """The lines of a text file, gzipped or not, in one pass; UTF-8, or UTF-16 with a byte-order mark, if None."""
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
     most, count = limit("LINE"), 0
@@ -99,7 +99,7 @@ def lines_of(
 def open_table(
     path: Path_, format: TextFormat, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> Table:
-    """The head of a Parquet or text file; the `ids` of nodes tell a header of labels and edges from a row."""
+    """The head of a Parquet or text file; the `ids` of nodes help to recognise the header of labels and edges."""
     suffix = Path(path).suffix.lower()
     with in_file(path):
         if Path(path).is_dir():
@@ -125,7 +125,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
         above.append(text)
     sample = [first, *islice(lines, SAMPLE_LINES)]
     zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
-    if zeros is not None:  # text has no zero bytes; with the wrong encoding it seems to
+    if zeros is not None:  # text has no zero bytes, unless it is decoded wrongly
         remedy = "pass encoding=utf-16-le or encoding=utf-16-be, or save it as UTF-8"
         raise DataError(f"holds zero bytes: it is not text, or text in UTF-16 without a mark; {remedy}", line=zeros)
     spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
@@ -154,7 +154,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if not filled:
         raise DataError("holds a header and no rows")
     rows, (line_of_first, begin) = chain(start, rows), filled[0]
-    if len(names) > 1 and not names[-1] and not begin[-1].strip():  # a delimiter ends every line, the header too
+    if len(names) > 1 and not names[-1] and not begin[-1].strip():  # every line ends in a delimiter
         names, begin = names[:-1], begin[:-1]
         rows = ((line, row if row and row[-1].strip() else row[:-1]) for line, row in rows)
     width = len(names or begin)
@@ -170,7 +170,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
     textual = []
-    for i in range(width):  # 1,5 is meant for a number
+    for i in range(width):  # 1,5 counts as a number
         known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]
         textual.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in known) > len(known))
     columns, first_row = tuple(names or map(str, range(1, width + 1))), [format.pointed(cell) for cell in begin]
@@ -196,7 +196,7 @@ def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[A
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
-    """Rows that count: one without text only if something comes after it; `keep_blank` lines are empty cells."""
+    """Drops trailing rows without text, and blank lines unless `keep_blank` makes them empty cells."""
     waiting: list[Row] = []
     for line, row in rows:
         if row or (keep_blank and width == 1):
@@ -207,7 +207,7 @@ def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
-    """The delimiter that gives most lines as many cells as the first, and more than one; perhaps `spaces`."""
+    """The delimiter for which most lines have as many cells as the first, and more than one."""
     full = [line for line in lines if line.strip()]  # spaces need a column of numbers: names contain spaces
     spaced = zip(*(line.split() for line in full[1:] or full), strict=False)
     spaces = spaces and any(all(number(cell) is not None for cell in column) for column in spaced)
@@ -245,7 +245,7 @@ def looks_like_header(
 ) -> bool:
     """Whether the first row of a table names its columns, judged by the next row and by the `ids` of nodes."""
     first, second = ([DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (first, second))
-    if ids:  # are those in the first cells of labels and edges
+    if ids:  # of nodes: the first cells of labels and edges
         known, count = {loose_id(name) for name in ids}, 1 if role == "labels" else 2
         if any(loose_id(cell) in known for cell in first[:count]):
             return False
@@ -260,5 +260,5 @@ def looks_like_header(
     if not all(words):
         return False
     if second and len(words) != len(below) and not all(below):
-        return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
+        return all(first)  # names of all columns but the index, or the rows do not fit the header
     return any(cell.lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)

@@ -55,10 +55,10 @@ class Features:
     node_ptr: Tensor | None = None  # the row where each graph begins, if rows are nodes of separate graphs
     path: str = ""  # the file
     raw: Sequence[tuple[str, Values]] = ()  # the columns of a table as they were read
-    preprocessing: Preprocessing | None = None  # how they became `x`, if that took more than reading numbers
-    notes: Sequence[str] = ()  # what had to be decided, one sentence each
+    preprocessing: Preprocessing | None = None  # how they became `x`, unless all are numbers without gaps
+    notes: Sequence[str] = ()  # what was guessed, one sentence each
     table: Table | None = None
-    arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
+    arrays: Mapping[str, Any] = field(default_factory=dict)  # the content of a file of arrays
 
     @property
     def index(self) -> dict[str, int] | None:
@@ -68,7 +68,7 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the caller says about the columns of a table; None means to find them by their usual names."""
+    """What the caller says about the columns of a table; None means find them by their usual names."""
 
     ids: Column | bool | None = None  # True for the first column, False for none
     id_name: str | None = None  # the column of this name holds the ids wherever it is, unless `ids` is False
@@ -130,7 +130,7 @@ def _id_column(table: Table, ids: Column | bool | None, taken: Container[int | N
         return 0 if ids else None, False
     if ids is not None or "__index_level_0__" in table.names:
         return table.find("__index_level_0__" if ids is None else ids, "ids"), False
-    # A table of one column holds features, whatever they look like.
+    # A single column holds features, whatever it looks like.
     usual = 0 in table.named_like("ids")
     if 0 in taken or len(table.names) < 2 or not (usual or table.textual[0]):
         return None, False
@@ -143,7 +143,7 @@ def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
         return likely
     last = len(table.names) - 1
     if not table.named and last > 0 and last not in taken and table.textual[last]:
-        return [last]  # where data sets without a header usually have their class
+        return [last]  # without a header, the class is usually the last column
     which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
     problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
     raise DataError(problem, path=table.path, argument="label_columns")
@@ -197,7 +197,7 @@ def load_features(path: Path_, chosen: Selection, format: TextFormat) -> Feature
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
     table = open_table(path, format)
     cell, name = table.first[0], table.names[0] if table.named else table.first[0]
-    for sign in DELIMITERS if len(table.names) == 1 else ():  # a wrong delimiter leaves another one in every cell
+    for sign in DELIMITERS if len(table.names) == 1 else ():  # another delimiter in every cell
         if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
             problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
             raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
@@ -330,7 +330,7 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
 
 
 def read_arrays(path: Path_) -> dict[str, Any]:
-    """The arrays of an NPZ file by name, sparse ones as scipy CSR; a single one, or that of an NPY file, is ``"x"``."""
+    """The arrays of an NPZ file by name, sparse ones as scipy CSR; an NPY file, or a single array, is ``"x"``."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     try:

@@ -117,7 +117,7 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
 
 
 def edges_in(found: Features) -> Found | None:
-    """The edges in the file of the features, if it is a file of arrays that has some."""
+    """The edges stored with the features in a file of arrays, or None."""
     edges, weights = named_array(found.arrays, "edges"), named_array(found.arrays, "weights")
     with in_file(found.path):
         return None if edges is None else edges_from(edges, weights, num_nodes=found.x.shape[0], ids=found.index)
@@ -126,7 +126,7 @@ def edges_in(found: Features) -> Found | None:
 def read_edges(
     path: Path_, num_nodes: int, ids: Ids | None, columns: Sequence[Column] | None, format: TextFormat, hint: str = ""
 ) -> Found:
-    """Edges from a table of sources, targets and perhaps weights, or an NPZ; `columns` and `hint` as above."""
+    """Edges from a table of sources, targets and perhaps weights, or an NPZ; `hint` as above."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
@@ -281,7 +281,7 @@ def _weight_of(data: Any) -> Tensor | None:
 
 
 def read_pyg(path: Path_) -> Any:
-    """The content of a file: a ``Data``, or a list of them, also for a data set that PyG has processed."""
+    """A ``Data`` or a list of them from a file, also from the processed file of a PyG data set."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
@@ -292,20 +292,20 @@ def read_pyg(path: Path_) -> Any:
     try:
         with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
+    except Exception as error:  # torch raises many kinds of errors for damaged files
         problem = "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; "
         problem += "save the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
         problem += f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
         raise DataError(problem, path=path) from error
 
-    def is_graph(item: Any) -> bool:  # a file fills a Data as it likes
+    def is_graph(item: Any) -> bool:  # a forged file may put anything into a Data
         store = vars(item).get("_store") if isinstance(item, Data) else None
         return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
 
     if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
-    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
-    # Before PyG 2.4 the whole itself comes first.
+    # InMemoryDataset.save writes all graphs end to end, where each begins, and the class.
+    # Before PyG 2.4 the first item is a Data instead of a dictionary.
     if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
         whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:
@@ -313,7 +313,7 @@ def read_pyg(path: Path_) -> Any:
         try:
             count = len(next(iter(slices.values()))) - 1
             return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
-        except Exception as error:  # neither has PyG
+        except Exception as error:  # PyG may raise anything here
             raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
     expected = "expected a PyG Data, a list of them, or a processed data set"
     raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)

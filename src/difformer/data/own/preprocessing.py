@@ -35,7 +35,7 @@ Kind = Literal["number", "boolean", "category", "date", "left out"]
 RARE = 0.01  # share of the rows below which a category is grouped with others
 MOST_CATEGORIES = 50
 MANY_TEXTS = 20  # different texts, more than half of all, from which a column holds names, not categories
-LARGE = 1e15  # numbers beyond this are codes or mistakes: they have no room for a fraction
+LARGE = 1e15  # numbers beyond this are probably codes or mistakes
 SINGLE = 2.0**-23  # how far a feature in single precision may be off, relative to its size
 GAP, OTHER = "(missing)", "(other)"
 VERSION = 1
@@ -54,7 +54,7 @@ class Encoding:
     name: str
     kind: Kind
     reason: str = ""  # why it is left out
-    gaps: int = 0  # missing cells in training; more than none add an indicator
+    gaps: int = 0  # missing cells in training; if there are any, an indicator is added
     fill: float = 0.0  # what they are filled with, in the units of the column
     shift: float = 0.0  # subtracted from numbers and days
     scale: float = 1.0  # numbers and days are divided by it
@@ -66,7 +66,7 @@ class Encoding:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the encoded columns; none of a column that is left out, which has no categories either."""
+        """Names of the encoded columns; a column that is left out has no categories, so none."""
         if self.kind in ("left out", "category"):
             return tuple(f"{self.name}={value}" for value in (*self.categories, *[OTHER] * bool(self.rare)))
         parts = [f"{self.name} month={month}" for month in self.months]
@@ -135,7 +135,7 @@ class Encoding:
         return found
 
     def decode(self, encoded: Floats) -> list[str]:
-        """The cells of encoded rows, as far as the encoding keeps them."""
+        """The cells that encoded rows stand for; rare categories cannot be told apart."""
         if self.kind == "category":
             values = ["" if value == GAP else value for value in (*self.categories, OTHER)]
             return [values[i] if row[i] > 0.5 else "" for i, row in zip(encoded.argmax(1), encoded, strict=True)]
@@ -271,7 +271,7 @@ class Preprocessing:
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
-        """Read what `to_dict` gave from a JSON file, which must produce these features."""
+        """Read the output of `to_dict` from a JSON file; it must produce these features."""
         try:
             found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except DAMAGE as error:
@@ -282,7 +282,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` gave; anything else is a `DataError`."""
+        """Restore the output of `to_dict`; anything else is a `DataError`."""
         types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
         types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
         try:

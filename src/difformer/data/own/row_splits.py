@@ -1,4 +1,4 @@
-"""Splits of a user's own data: handed over, stored with the data, in a column, or drawn."""
+"""Splits of a user's own data: given, stored with the data, in a column, or drawn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def splits_of(found: Features, targets: Targets, chosen: Mapping[str, Any], note
 
 
 def given_splits(splits: Splits) -> tuple[Split, ...]:
-    """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
+    """The splits given by the caller: one, several, or a file; a split may be a mapping of its three parts."""
     if splits is None:
         return ()
     if isinstance(splits, (str, os.PathLike)):
@@ -145,7 +145,9 @@ def named_splits(splits: Sequence[Split]) -> str:
 def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
     """A note on classes without an instance in a training part, which no model can predict."""
     for split in splits if targets.problem == "multiclass" else ():
-        seen = set(targets.y[split.train[split.train < targets.y.numel()]].tolist())  # the task refuses other rows
+        seen = set(
+            targets.y[split.train[split.train < targets.y.numel()]].tolist()
+        )  # other rows are refused by the task
         if seen and (absent := [name for code, name in enumerate(targets.class_names) if code not in seen]):
             classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
             which = f" of split {split.name}" if len(splits) > 1 else ""

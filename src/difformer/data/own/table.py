@@ -42,7 +42,7 @@ USUAL_NAMES = {  # of columns, by their role
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
 MISSING = "a number is missing here; fill it in, or leave the row out"
-LARGEST = float(np.finfo(np.float32).max)  # features and weights are of single precision
+LARGEST = float(np.finfo(np.float32).max)  # of single precision, which features and weights have
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 
@@ -69,7 +69,7 @@ class Table:
     split: int | None = None
 
     def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
-        """Read all rows, once: columns in `text` as text, others as numbers, NaN where missing if `gaps` may be."""
+        """Read all rows, once: columns in `text` as text, others as numbers, with `gaps` NaN where missing."""
         text, self.gaps, parts, same = {*text}, gaps, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:

@@ -36,8 +36,8 @@ from difformer.data.task import Problem
 from difformer.errors import DataError, UserError, in_file
 
 MANY_CLASSES = 20
-FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
-NEAR_ROWS = 20  # labelled rows from which a nearly perfect one is pointed out too
+FEW_ROWS = 10  # with fewer labelled rows a perfect association may be chance
+NEAR_ROWS = 20  # with at least this many, a nearly perfect one gets a note too
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
 DETERMINES = "determines the label in"  # what a note on such a column says
 
@@ -229,7 +229,7 @@ def _classes(
 def read_labels(
     path: Path_, size: int, ids: Ids | None, columns: Columns | None, key: Column | bool | None, format: TextFormat
 ) -> Labels:
-    """Labels in the order of the features, by the `ids` of their rows or in order; None finds out about columns."""
+    """Labels in the order of the features, by the `ids` of their rows or in order; None means detect it."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         return labels_from(needed_array(path, "y", "x")[0], None, size, path)
     table = open_table(path, format, role="labels", ids=ids)
@@ -265,7 +265,7 @@ def _ids_at(
 
 
 def _rows_in_order(table: Table, size: int) -> list[int]:
-    """Rows of the table, one per row of the features; blank lines count as missing labels only if they must."""
+    """Rows of the table, one per row of the features; blank lines are missing labels only if the count requires it."""
     rows, alone = list(range(table.rows)), len(table.names) == 1
     if len(rows) != size and alone:
         rows = [row for row in rows if table.cells[0][row]]
@@ -322,7 +322,7 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
 
 
 def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:
-    """How a column tells the class, and in how many rows; 0 if it does not."""
+    """How a column determines the class, and in how many rows; 0 if it does not."""
     numeric = isinstance(values, np.ndarray)
     cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[row] for row in known.tolist()]
     size, different, classes = len(known), len(set(cells)), np.unique(y, return_counts=True)[1]

@@ -33,7 +33,7 @@ from difformer.errors import DataError, UserError, did_you_mean, in_file, listed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FEW_NUMBERS = 10  # so few different whole numbers look like classes
+FEW_NUMBERS = 10  # with at most this many different whole numbers, targets look like classes
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 
 
@@ -171,7 +171,7 @@ def from_files(
 
 
 def _id_hint(found: Features) -> str:
-    """For edges that name rows that have no ids: the columns that look like ids."""
+    """The remedy if edges name rows by ids and rows have none: the columns that look like ids."""
     texts = [(name, values) for name, values in found.raw if isinstance(values, list) and "" not in values]
     likely = [name for name, values in texts if not found.ids and len(set(values)) == len(values)]
     likely = [name for name in likely if names_ids(name)] or likely
@@ -213,7 +213,7 @@ def from_frame(
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
     columns = [label] if isinstance(label, str) else [*map(str, label)] if isinstance(label, (list, tuple)) else []
     if not isinstance(label, str) and len({*columns} & {*map(str, frame.columns)}) < len(columns):
-        columns = []  # these are labels: names of columns would come once each
+        columns = []  # these are labels; names of columns would be distinct
     options: dict[str, Any] = {"drop": drop, "categories": categories, "dates": dates, "split_column": split_column}
     options |= {"ids": False if ids is None else ids, "label_columns": columns or (None if label is None else ())}
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
