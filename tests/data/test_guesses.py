@@ -295,7 +295,6 @@ class TestMisspelledColumns:
             lambda: from_files(tmp_path / "x.csv", label_columns="segmnet"),
             lambda: from_frame(frame, "Segment"),
             lambda: from_frame(frame, "segmnet"),
-            lambda: from_arrays(frame, "segmnt"),
         ):
             with pytest.raises(DataError, match=r"column 'S?s?egme?n?e?t'; did you mean segment\?"):
                 ask()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
-from difformer.data import from_arrays
+from difformer.data import from_arrays, from_frame
 from difformer.data.own.features import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import index_split, save_splits
@@ -95,6 +95,7 @@ def test_edge_weights_directions_and_self_loops_are_kept():
         ([1.0, 2, 3], "expected 4 numbers, one per edge"),
         ([1.0, 2, 3, -4], "edge 3: a weight must be a finite number ≥ 0, got -4"),
         ([1.0, 2, float("nan"), 4], "edge 2"),
+        ([1.0, 2, 3, 1e39], "edge 3: a weight must be a finite number ≥ 0, got 1e.39"),
     ):
         with pytest.raises(DataError, match=complaint):
             from_arrays(X, Y, EDGES, bad)
@@ -110,8 +111,8 @@ def test_labels_from_frames_are_matched_by_index():
     with pytest.raises(DataError, match="'zoe', which that of x does not"):
         from_arrays(x, pd.Series({"zoe": "yes"}))
     frame = pd.DataFrame({"a": X[:, 0], "label": ["u", "v"] * 4})
-    assert from_arrays(frame, "label").feature_names == ("a",)
-    assert from_arrays(frame.sample(frac=1, random_state=0), "label").y.bincount().tolist() == [4, 4]
+    assert from_frame(frame, "label").feature_names == ("a",)
+    assert from_frame(frame.sample(frac=1, random_state=0), "label").y.bincount().tolist() == [4, 4]
     shuffled = frame["label"].sample(frac=1, random_state=0)
     assert from_arrays(frame[["a"]], shuffled).y.tolist() == [0, 1] * 4
 
@@ -158,12 +159,17 @@ def test_missing_values_of_frames_are_unlabelled():
 def test_labels_equal_to_column_names_stay_labels():
     pd = pytest.importorskip("pandas")
     x = pd.DataFrame(X, columns=["a", "b", "c"])
-    task = from_arrays(x, ["a", "b"] * 4)
-    assert task.num_features == 3
-    assert task.class_names == ("a", "b")
-    assert from_arrays(x.assign(d=Y), "d").num_features == 3
-    with pytest.raises(DataError, match="y: x has no column 'e'; it has 'a', 'b', 'c'"):
-        from_arrays(x, "e")
+    for task in (from_arrays(x, ["a", "b"] * 4), from_frame(x, ["a", "b"] * 4)):
+        assert task.num_features == 3
+        assert task.class_names == ("a", "b")
+    assert from_frame(x.assign(d=Y), "d").num_features == 3
+    assert from_frame(x.assign(d=Y, e=Y), ["d", "e"], problem="multilabel").class_names == ("d", "e")
+    with pytest.raises(DataError, match="frame: has no column 'e'; it has 'a', 'b', 'c'"):
+        from_frame(x, "e")
+    with pytest.raises(
+        DataError, match=r"y: expected one label per row .* got str; from_frame takes the name of a column"
+    ):
+        from_arrays(x, "a")
 
 
 @pytest.mark.parametrize("y", [None, 3, "yes", dict.fromkeys(range(8), 0), {"a", "b"}])

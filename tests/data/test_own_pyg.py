@@ -58,15 +58,15 @@ def test_a_pyg_graph_keeps_edges_weights_and_masks():
 
 def test_a_list_of_pyg_graphs_becomes_a_task_of_graphs():
     graphs = [
-        data(y=torch.tensor([i % 2]), pos=torch.ones(8, 3) * i, edge_index=torch.from_numpy(EDGES)[:, : i % 4])
+        data(y=torch.tensor([i % 2]), pos=torch.ones(8, 5) * i, edge_index=torch.from_numpy(EDGES)[:, : i % 4])
         for i in range(8)
     ]
-    task = from_pyg(graphs, use_positions=True)
-    assert (task.kind, task.num_instances, task.num_nodes, task.num_features) == ("graphs", 8, 64, 6)
+    task = from_pyg(graphs)
+    assert (task.kind, task.num_instances, task.num_nodes, task.num_features) == ("graphs", 8, 64, 3)
     assert task.edge_index[:, 0].tolist() == [8, 9]
     assert task.node_ptr.tolist() == list(range(0, 65, 8))
     batch = pytest.importorskip("torch_geometric.data").Batch.from_data_list(graphs)
-    assert from_pyg(batch, use_positions=True).fingerprint() == task.fingerprint()
+    assert from_pyg(batch).fingerprint() == task.fingerprint()
     clouds = from_pyg(
         [data(x=None, edge_index=None, pos=torch.rand(i + 1, 3), y=torch.tensor([float(i) / 2])) for i in range(8)]
     )

@@ -355,7 +355,7 @@ class TestFrames:
             {"plan": raw["plan"], "income": [float(v) for v in raw["income"]], "y": raw["segment"]}
         )
         assert from_frame(frame, "y").preprocessing.groups()["income"] == ["income"]
-        with pytest.raises(DataError, match="label: the frame has no column 'z'; it has 'plan'"):
+        with pytest.raises(DataError, match="frame: has no column 'z'; it has 'plan'"):
             from_frame(frame, "z")
         with pytest.raises(DataError, match="expected a pandas or polars frame, got ndarray"):
             from_frame(np.zeros((3, 2)), "y")

@@ -374,5 +374,5 @@ def _index(task: difformer.data.Task, found: Any, together: bool) -> dict[str, i
             problem = f"id {name!r} is that of an instance of the run"
             if found.table is None:
                 raise DataError(problem, path=found.path, row=new[name])
-            raise found.table.error(problem, new[name], found.roles.ids)
+            raise found.table.error(problem, new[name], found.table.ids)
     return {name: place for place, name in enumerate([*old, *new])} or None

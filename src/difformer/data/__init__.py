@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from difformer.data.own.features import read_features as read_features
     from difformer.data.own.graphs import edge_ends as edge_ends
     from difformer.data.own.preprocessing import Preprocessing as Preprocessing
-    from difformer.data.own.table import is_missing as is_missing
+    from difformer.data.own.cell_values import is_missing as is_missing
     from difformer.data.own.tasks import (
         from_arrays as from_arrays,
         from_files as from_files,
@@ -78,7 +78,7 @@ _names, __getattr__, __dir__ = lazy_names(
         "own.features": "read_features",
         "own.graphs": "edge_ends",
         "own.preprocessing": "Preprocessing",
-        "own.table": "is_missing",
+        "own.cell_values": "is_missing",
         "own.tasks": "from_arrays from_files from_frame from_pyg",
         "registry": "dataset_options load register_dataset",
         "split": "Split authors_split fraction_split index_split load_splits masks_split per_class_split random_split "

@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from difformer.data import is_missing
-from difformer.data.own.targets import gap_words, label_text
+from difformer.data.own.cell_values import gap_words, label_text
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from difformer.data.archives import check_size, limit
-from difformer.data.own.table import HEADER_WORDS, Path_, Table, is_gap, loose_id, names_ids, number, open_parquet
+from difformer.data.own.cell_values import is_gap, loose_id, number
+from difformer.data.own.table import HEADER_WORDS, Path_, Table, names_ids, open_parquet
 from difformer.errors import DataError, UserError, in_file
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
@@ -31,21 +31,19 @@ CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor
 ARRAY_ENDINGS, PYG_ENDINGS = (".npz", ".npy"), (".pt", ".pth")
 NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", ".feather", ".h5", ".hdf5", ".zip")
 
-_SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
-
 Row = tuple[int, list[str]]
 Role = Literal["features", "labels", "edges"]
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is written; None means to find out."""
+    """How a text file is written; None means detect it."""
 
     delimiter: str | None = None  # between cells; " " is any run of spaces and tabs
     header: bool | None = None  # whether the first row names the columns
-    encoding: str | None = None  # for example "latin-1"; found out among UTF-8 and UTF-16
+    encoding: str | None = None  # for example "latin-1"; UTF-8 and UTF-16 are detected
     decimal: str = "."  # "," where numbers are written 1,5
-    comment: str | None = "#"  # lines above the table that begin so are skipped; None keeps them
+    comment: str | None = "#"  # lines above the table that begin with it are skipped; None keeps them
 
     def __post_init__(self) -> None:
         mark = "," if self.delimiter is None else self.delimiter
@@ -75,11 +73,7 @@ DECIMAL_COMMA = TextFormat(decimal=",")
 def lines_of(
     path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
 ) -> Iterator[str]:
-    """The lines of a text file, unpacked if it ends in ``.gz``; it is read once, so it may be a pipe.
-
-    The default `encoding` is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the limit
-    is refused.
-    """
+    """The lines of a text file, gzipped or not, in one pass; UTF-8, or UTF-16 with a byte-order mark, if None."""
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
     most, count = limit("LINE"), 0
@@ -103,17 +97,9 @@ def lines_of(
 
 
 def open_table(
-    path: Path_,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
-    *,
-    role: Role = "features",
-    ids: Collection[str] | None = None,
+    path: Path_, format: TextFormat, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> Table:
-    """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
-
-    `ids` are those of the nodes; they tell a header of labels and edges from a row. Among labels, a blank line in a
-    table of one column is an empty cell (but not at the end).
-    """
+    """The head of a Parquet or text file; the `ids` of nodes help to recognise the header of labels and edges."""
     suffix = Path(path).suffix.lower()
     with in_file(path):
         if Path(path).is_dir():
@@ -139,7 +125,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
         above.append(text)
     sample = [first, *islice(lines, SAMPLE_LINES)]
     zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
-    if zeros is not None:  # text has no zero bytes; with the wrong encoding it seems to
+    if zeros is not None:  # text has no zero bytes, unless it is decoded wrongly
         remedy = "pass encoding=utf-16-le or encoding=utf-16-be, or save it as UTF-8"
         raise DataError(f"holds zero bytes: it is not text, or text in UTF-16 without a mark; {remedy}", line=zeros)
     spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
@@ -167,14 +153,15 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     check_size(max(len(names), len(filled[0][1]) if filled else 0), "the table", "COLUMNS")
     if not filled:
         raise DataError("holds a header and no rows")
-    line_of_first, begin = filled[0]
-    # A delimiter at the end of every line, the header's too, ends a column that is not there.
-    trailing = int(len(names) > 1 and not names[-1] and begin[-1].strip() == "")
-    width = len(names) - trailing if names else len(begin)
-    if len(begin) != width + trailing:
+    rows, (line_of_first, begin) = chain(start, rows), filled[0]
+    if len(names) > 1 and not names[-1] and not begin[-1].strip():  # every line ends in a delimiter
+        names, begin = names[:-1], begin[:-1]
+        rows = ((line, row if row and row[-1].strip() else row[:-1]) for line, row in rows)
+    width = len(names or begin)
+    if len(begin) != width:
         raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", line=line_of_first)
     seen: dict[str, int] = {}
-    for i, column in enumerate(names[:width]):
+    for i, column in enumerate(names):
         other = seen.setdefault(column, i)
         if other != i or (i and not column):
             problem = f"the name {column!r} is already that of column {other + 1}; names must differ"
@@ -182,54 +169,46 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
             raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
-    columns = tuple(names[:width] or map(str, range(1, width + 1)))
-    first_row, textual = [format.pointed(c) for c in begin[:width]], list[bool]()
-    for i in range(width):  # 1,5 is meant for a number
+    textual = []
+    for i in range(width):  # 1,5 counts as a number
         known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]
         textual.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in known) > len(known))
+    columns, first_row = tuple(names or map(str, range(1, width + 1))), [format.pointed(cell) for cell in begin]
     table = Table(name, columns, bool(names), first_row, textual, notes, decimal=format.decimal, lines=array("q"))
-    table.source = _chunks(table, chain(start, rows), trailing, format, role == "labels")
+    table.source = _chunks(table, _filled(rows, width, role == "labels"), format)
     return table
 
 
-def _chunks(table: Table, rows: Iterator[Row], trailing: int, format: TextFormat, keep_blank: bool) -> Iterator[Any]:
+def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[Any]:
     """Line numbers and columns of consecutive rows."""
-    width, expected = len(table.names) + trailing, "header" if table.named else "first row"
-    filled = _filled(rows, width, keep_blank)
-    while chunk := list(islice(filled, 1 + CHUNK_CELLS // width)):
-        wrong = (i for i, (_, row) in enumerate(chunk) if len(row) != width or (trailing and row[-1].strip()))
-        if good := next(wrong, len(chunk)):  # errors in the rows before a wrong one come first
-            columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))[: len(table.names)]
-            if format.decimal != ".":
-                columns = [[format.pointed(cell) for cell in column] for column in columns]
+    width, expected = len(table.names), "header" if table.named else "first row"
+    while chunk := list(islice(rows, 1 + CHUNK_CELLS // width)):
+        good = next((i for i, (_, row) in enumerate(chunk) if len(row) != width), len(chunk))
+        columns: Any = list(zip(*(row for _, row in chunk[:good]), strict=True))
+        if format.decimal != ".":
+            columns = [[format.pointed(cell) for cell in column] for column in columns]
+        if good:  # errors in the rows before a wrong one come first
             yield [line for line, _ in chunk[:good]], columns
-        if good < len(chunk):
-            line, row = chunk[good]
+        for line, row in chunk[good : good + 1]:
             place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
             problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
             raise DataError(problem, path=table.path, line=line, column=place)
 
 
 def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
-    """Rows that count: a blank one only if something comes after it."""
+    """Drops trailing rows without text, and blank lines unless `keep_blank` makes them empty cells."""
     waiting: list[Row] = []
     for line, row in rows:
-        if not row:
-            waiting += [(line, [""])] if keep_blank and width == 1 else []
-        elif width > 1 and not "".join(row).strip():
-            waiting.append((line, row))
-        else:
+        if row or (keep_blank and width == 1):
+            waiting.append((line, row or [""]))
+        if row and (width == 1 or "".join(row).strip()):
             yield from waiting
             waiting.clear()
-            yield line, row
 
 
 def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
-    """The delimiter that gives most lines as many cells as the first, and more than one.
-
-    With `spaces`, blanks may separate cells if some column then holds only numbers: names contain blanks.
-    """
-    full = [line for line in lines if line.strip()]
+    """The delimiter for which most lines have as many cells as the first, and more than one."""
+    full = [line for line in lines if line.strip()]  # spaces need a column of numbers: names contain spaces
     spaced = zip(*(line.split() for line in full[1:] or full), strict=False)
     spaces = spaces and any(all(number(cell) is not None for cell in column) for column in spaced)
     best, most = ",", 0
@@ -252,10 +231,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
 def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":
-        for count, line in enumerate(lines, offset + 1):
-            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
-        return
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
+        lines = (" ".join(line.split()) + "\n" for line in lines)
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=delimiter != " ", strict=strict)
     try:
         for row in reader:
             yield offset + reader.line_num, row if len(row) != 1 or row[0].strip() or row[0] == "" else []
@@ -266,33 +243,22 @@ def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, stric
 def looks_like_header(
     first: Sequence[str], second: Sequence[str] | None, *, role: Role = "features", ids: Collection[str] | None = None
 ) -> bool:
-    """Whether the first row of a table names its columns.
-
-    If `ids` of nodes are given, it does not if its first cells are ids, and does if only those of the next row are.
-    Otherwise it does
-
-    - if only its first cell is empty: an index without a name;
-    - if features are read and it reads 0, 1, 2, … over at least three columns: a frame without names;
-    - if a cell is not a number and the one below is; 1,5 counts as a number, whatever the decimal sign;
-    - if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``.
-    """
+    """Whether the first row of a table names its columns, judged by the next row and by the `ids` of nodes."""
     first, second = ([DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (first, second))
-    if ids:
+    if ids:  # of nodes: the first cells of labels and edges
         known, count = {loose_id(name) for name in ids}, 1 if role == "labels" else 2
         if any(loose_id(cell) in known for cell in first[:count]):
             return False
         if second and all(loose_id(cell) in known for cell in second[:count]):
             return True
-    if first[0] == "" and len(first) > 1 and all(first[1:]):
-        return True
-    if role == "features" and len(first) > 2 and list(first) == [str(i) for i in range(len(first))]:
-        return True
-    words = [number(cell) is None for cell in first]
-    below = [number(cell) is None for cell in second]
+    counted = role == "features" and len(first) > 2 and first == [str(i) for i in range(len(first))]
+    if counted or (first[0] == "" and len(first) > 1 and all(first[1:])):
+        return True  # 0, 1, 2, …: a frame without names; or an index without a name
+    words, below = ([number(cell) is None for cell in row] for row in (first, second))
     if len(words) == len(below) and any(w and cell and not b for cell, w, b in zip(first, words, below, strict=True)):
-        return True
+        return True  # a word above a number
     if not all(words):
         return False
     if second and len(words) != len(below) and not all(below):
-        return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
+        return all(first)  # names of all columns but the index, or the rows do not fit the header
     return any(cell.lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)

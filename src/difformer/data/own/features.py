@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from difformer.data.archives import read_npy, read_npz
+from difformer.data.own.cell_values import canonical_id, number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
-from difformer.data.own.table import Column, Path_, Table, Values, canonical_id, frame_table, index_of_ids, number
+from difformer.data.own.table import Column, Columns, Path_, Table, Values, check_columns, frame_table, index_of_ids
 from difformer.data.sparse_features import checked_csr, from_scipy, to_scipy
-from difformer.errors import DAMAGE, DataError, did_you_mean, in_file, listed
+from difformer.errors import DAMAGE, DataError, in_file, listed
 
 PART_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), "train"),
@@ -45,117 +46,104 @@ ROWS = (list, tuple, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Positions of columns."""
-
-    ids: int | None = None
-    guessed: bool = False  # whether ids were found by their looks alone: a first column of texts
-    labels: Sequence[int] = ()
-    split: int | None = None
-
-
-@dataclass(frozen=True)
 class Features:
     """Rows of features, and what else is in their file."""
 
     x: Tensor  # [N, F], dense or CSR
     names: tuple[str, ...] = ()  # of the columns, if they have names
-    ids: tuple[str, ...] = ()  # of the rows, if they have ids
+    ids: tuple[str, ...] = ()  # of the rows, if they have ids, or of their graphs
+    node_ptr: Tensor | None = None  # the row where each graph begins, if rows are nodes of separate graphs
     path: str = ""  # the file
     raw: Sequence[tuple[str, Values]] = ()  # the columns of a table as they were read
-    preprocessing: Preprocessing | None = None  # how they became `x`, if that took more than reading numbers
-    notes: Sequence[str] = ()  # what had to be decided, one sentence each
+    preprocessing: Preprocessing | None = None  # how they became `x`, unless all are numbers without gaps
+    notes: Sequence[str] = ()  # what was guessed, one sentence each
     table: Table | None = None
-    roles: Roles = Roles()  # of the columns of the table
-    arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
+    arrays: Mapping[str, Any] = field(default_factory=dict)  # the content of a file of arrays
 
     @property
     def index(self) -> dict[str, int] | None:
         """Row of every id, if rows have ids."""
-        return index_of_ids(self.ids, self.table, self.roles.ids) if self.ids else None
+        return index_of_ids(self.ids, self.table) if self.ids and self.node_ptr is None else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What the caller says about the columns of a table; None means to find them by their usual names."""
+    """What the caller says about the columns of a table; None means find them by their usual names."""
 
     ids: Column | bool | None = None  # True for the first column, False for none
     id_name: str | None = None  # the column of this name holds the ids wherever it is, unless `ids` is False
-    label_columns: Column | Sequence[Column] | None = None
+    label_columns: Columns | None = None
     labels_here: bool = False  # the labels must be in this table
     split_column: Column | None = None
-    drop: Column | Sequence[Column] = ()
+    drop: Columns = ()
     wanted: Sequence[str] = ()  # the features by name; others are left out
     raw: bool = True  # texts, dates and gaps are encoded; otherwise features are numbers
     standardize: bool = True
-    categories: Column | Sequence[Column] = ()
-    dates: Column | Sequence[Column] = ()
+    categories: Columns = ()
+    dates: Columns = ()
     preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
 
 
-def column_roles(table: Table, chosen: Selection) -> tuple[Roles, list[int], list[str]]:
-    """The roles of columns, the positions of the features, and notes."""
-    wanted, label_columns, split_column = chosen.wanted, chosen.label_columns, chosen.split_column
-    label_at = [] if label_columns is None else table.find_all(label_columns, "label_columns")
-    taken = {*table.find_all(chosen.drop, "drop"), *label_at}
-    at = {name: i for i, name in enumerate(table.names)} if table.named else {}
-    asked, notes = {at[name] for name in wanted if name in at}, list[str]()
+def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple[list[int], bool, list[str]]:
+    """Positions of features, whether ids are a guess, and notes; `known` are the columns that training had, if any."""
+    wanted, at = chosen.wanted, {name: i for i, name in enumerate(table.names) if table.named}
+    labels = [] if chosen.label_columns is None else table.find_all(chosen.label_columns, "label_columns")
+    taken: set[int | None] = {*table.find_all(chosen.drop, "drop"), *labels}
     named = chosen.id_name in at and chosen.ids is not False
-    id_at, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
-    taken |= set() if id_at is None else {id_at}
-    split_at = None if split_column is None else table.find(split_column, "split_column")
+    asked = {at[name] for name in known if name in at}
+    ids, guessed = _id_column(table, chosen.id_name if named else chosen.ids, taken | asked)
+    taken.add(ids)
+    split = None if chosen.split_column is None else table.find(chosen.split_column, "split_column")
     likely = [] if wanted else [i for i in table.named_like("split") if i not in taken]
-    if split_column is None:
-        split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
-    taken |= set() if split_at is None else {split_at}
+    if split is None:
+        split = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
+    taken.add(split)
     reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
-    if chosen.labels_here and label_columns is None:
-        label_at = _find_labels(table, taken)
-        notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
-    elif not wanted:
-        named_labels = [i for i in table.named_like("labels") if i not in taken]
-        if chosen.labels_here:
-            hint = ", although its name is usual for labels; pass drop={} if it tells the answer"
-            reasons |= dict.fromkeys(named_labels, hint)
-        elif clear := [table.names[i] for i in named_labels if table.names[i].strip().lower() != "y"]:
-            problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
-            problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
-            raise DataError(problem, path=table.path, argument="drop")
-    taken |= set(label_at)
+    notes = list[str]()
+    if chosen.labels_here and chosen.label_columns is None:
+        labels = _find_labels(table, taken)
+        notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in labels]
+        taken.update(labels)
+    alike = [] if wanted else [i for i in table.named_like("labels") if i not in taken]
+    clear = [table.names[i] for i in alike if table.names[i].strip().lower() != "y"]
+    if chosen.labels_here:
+        reasons |= dict.fromkeys(alike, ", although its name is usual for labels; pass drop={} if it tells the answer")
+    elif clear:
+        problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
+        problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
+        raise DataError(problem, path=table.path, argument="drop")
     for name, reason in [(table.names[i], reason) for i, reason in reasons.items() if i not in taken]:
         notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
     features = [i for i in range(len(table.names)) if i not in taken]
     if wanted and table.named:
-        if absent := [name for name in wanted if name not in at]:
-            problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
-            problem += f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}"
-            raise DataError(problem, path=table.path)
+        check_columns(wanted, at, table.path)
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
         features = [at[name] for name in wanted]
-    return Roles(id_at, guessed, label_at, split_at), features, notes
+    table.ids, table.labels, table.split = ids, labels, split
+    return features, guessed, notes
 
 
-def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tuple[int | None, bool]:
+def _id_column(table: Table, ids: Column | bool | None, taken: Container[int | None]) -> tuple[int | None, bool]:
     """Position of the column of ids, and whether it was guessed by its texts alone."""
     if isinstance(ids, bool):
         return 0 if ids else None, False
     if ids is not None or "__index_level_0__" in table.names:
         return table.find("__index_level_0__" if ids is None else ids, "ids"), False
-    # A table of one column holds features, whatever they look like.
+    # A single column holds features, whatever it looks like.
     usual = 0 in table.named_like("ids")
     if 0 in taken or len(table.names) < 2 or not (usual or table.textual[0]):
         return None, False
     return 0, not usual
 
 
-def _find_labels(table: Table, taken: set[int]) -> list[int]:
+def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
     likely = [i for i in table.named_like("labels") if i not in taken]
     if len(likely) == 1:
         return likely
     last = len(table.names) - 1
     if not table.named and last > 0 and last not in taken and table.textual[last]:
-        return [last]  # where data sets without a header usually have their class
+        return [last]  # without a header, the class is usually the last column
     which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
     problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
     raise DataError(problem, path=table.path, argument="label_columns")
@@ -208,65 +196,58 @@ def load_features(path: Path_, chosen: Selection, format: TextFormat) -> Feature
     if suffix in PYG_ENDINGS:
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
     table = open_table(path, format)
-    if len(table.names) == 1:  # a wrong delimiter leaves another one in every cell
-        cell = table.first[0]
-        name = table.names[0] if table.named else cell
-        for sign in DELIMITERS:
-            if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
-                problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
-                raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
+    cell, name = table.first[0], table.names[0] if table.named else table.first[0]
+    for sign in DELIMITERS if len(table.names) == 1 else ():  # another delimiter in every cell
+        if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
+            problem = f"has one column, {name!r}, whose cells seem to be separated by {sign!r}"
+            raise DataError(f"{problem}; pass delimiter={sign!r}", path=path, argument="delimiter")
     return select_features(table, chosen)
 
 
 def select_features(table: Table, chosen: Selection) -> Features:
     """Features of a table, without its columns of labels, ids and split."""
     raw, preprocessing = chosen.raw, chosen.preprocessing
-    encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
-    unused = {name for name, column in encodings.items() if column.kind == "left out"}
-    dropped = [i + 1 for i in table.find_all(chosen.drop, "drop")]
-    dropped += [i + 1 for i, name in enumerate(table.names) if table.named and name in unused]
-    wanted = [name for name in encodings if name not in unused] or chosen.wanted
-    roles, features, notes = column_roles(table, replace(chosen, drop=dropped, wanted=wanted))
+    kinds = {} if preprocessing is None else {column.name: column.kind for column in preprocessing.columns}
+    wanted = [name for name, kind in kinds.items() if kind != "left out"] or chosen.wanted
+    features, guessed, notes = column_roles(table, replace(chosen, wanted=wanted), [*kinds] or wanted)
     names = [table.names[i] for i in features]
     forced = {kind: table.find_all(getattr(chosen, kind), kind) for kind in ("categories", "dates")}
-    if preprocessing is not None:
-        if not table.named and len(features) != len(encodings):
-            raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
-        names = names if table.named else list(encodings)
-        textual = {i for i, name in zip(features, names, strict=True) if encodings[name].kind != "number"}
+    if kinds:
+        if not table.named and len(features) != len(kinds):
+            raise DataError(f"has {len(features)} columns of features, expected {len(kinds)}", path=table.path)
+        names = names if table.named else list(kinds)
+        numeric = {i for i, name in zip(features, names, strict=True) if kinds[name] == "number"}
     else:
-        textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
-    numeric = [i for i in features if i not in textual]
+        textual = {i for i in features if table.textual[i]}.union(*forced.values()) if raw else set[int]()
+        numeric = {i for i in features if i not in textual}
     table.trained = bool(wanted)
-    table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
-    if roles.guessed:
+    table.read(set(range(len(table.names))) - numeric, gaps=raw)
+    if guessed:
         cells, name = table.cells[0], table.names[0]
-        if raw and preprocessing is None and (len(set(cells)) != len(cells) or not all(cells)):
+        if raw and not kinds and (len(set(cells)) != len(cells) or not all(cells)):
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
-            features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
+            features, names, table.ids = [0, *features], [name, *names], None
         else:
             guess = f"column {name!r} of {table.file} holds a different text in every row and was read as ids"
             notes.append(f"{guess}; pass ids=false if it is a feature")
     if not features:
         raise DataError("has no column of features left", path=table.path)
-    table.check_finite(set(numeric) if raw else ())
     columns = [(name, table.cells[i]) for name, i in zip(names, features, strict=True)]
     numbers = [values for _, values in columns if isinstance(values, np.ndarray)]
     with table.locate(dict(zip(names, features, strict=True))):
-        if preprocessing is not None:
-            x, said = preprocessing.transform({name: values for name, values in columns if name not in unused})
-            notes += said
-        elif len(numbers) < len(columns) or any(np.isnan(values).any() for values in numbers):
-            named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
-            preprocessing = Preprocessing.fit(columns, standardize=chosen.standardize, **named)
-            x, _ = preprocessing.transform(dict(columns))
-            notes += preprocessing.notes
-        else:
+        if preprocessing is None and len(numbers) == len(columns) and not any(np.isnan(n).any() for n in numbers):
             x = np.stack(numbers, 1).astype(np.float32)
             notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(v).max()) > LARGE]
+        else:
+            if preprocessing is None:
+                named: Any = {kind: [table.names[i] for i in places] for kind, places in forced.items()}
+                preprocessing = Preprocessing.fit(columns, standardize=chosen.standardize, **named)
+                notes += preprocessing.notes
+            x, said = preprocessing.transform(dict(columns))
+            notes += said
     names = [*preprocessing.feature_names] if preprocessing is not None else names if table.named else []
-    ids = () if roles.ids is None else tuple(map(canonical_id, table.cells[roles.ids]))
-    origin: Any = {"path": table.path, "table": table, "roles": roles, "notes": (*table.notes, *notes)}
+    ids = () if table.ids is None else tuple(map(canonical_id, table.cells[table.ids]))
+    origin: Any = {"path": table.path, "table": table, "notes": (*table.notes, *notes)}
     return Features(torch.from_numpy(x), tuple(names), ids, raw=columns, preprocessing=preprocessing, **origin)
 
 
@@ -292,7 +273,7 @@ def _features_in_arrays(path: Path_) -> Features:
     used = SPLIT_ARRAYS.union(next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values())
     unused = [name for name in arrays if name not in used]
     notes = (f"arrays of {Path(path).name} not used: {', '.join(unused)}",) if unused else ()
-    return Features(x, named["feature_names"], named["ids"], os.fspath(path), notes=notes, arrays=arrays)
+    return Features(x, named["feature_names"], named["ids"], path=os.fspath(path), notes=notes, arrays=arrays)
 
 
 def features_from(
@@ -308,9 +289,7 @@ def features_from(
     elif isinstance(x, Tensor):
         tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
-        table = frame_table(x, name).read(())
-        if finite:
-            table.check_finite()
+        table = frame_table(x, name).read((), gaps=not finite)
         names = table.names
         tensor = torch.from_numpy(np.stack([values.astype(np.float32) for values in table.cells.values()], 1))
     else:
@@ -322,9 +301,7 @@ def features_from(
     values = tensor.values() if sparse else tensor
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
-        row, column = where[0], where[-1]
-        if sparse:
-            row, column = int((tensor.crow_indices() <= row).sum()) - 1, int(tensor.col_indices()[row])
+        row, column = tensor.to_sparse_coo().indices()[:, where[0]].tolist() if sparse else (where[0], where[-1])
         problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
         raise DataError(problem, row=row, column=column + 1)
     return tensor, names
@@ -353,11 +330,7 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
 
 
 def read_arrays(path: Path_) -> dict[str, Any]:
-    """The arrays of an NPZ file by name; that of an NPY file, or a single one, is called ``"x"``.
-
-    A matrix saved by ``scipy.sparse.save_npz``, or spread over ``x_data, x_indices, x_indptr, x_shape``, comes as scipy
-    CSR. Pickled objects are refused: loading them can run anything.
-    """
+    """The arrays of an NPZ file by name, sparse ones as scipy CSR; an NPY file, or a single array, is ``"x"``."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
+from difformer.data.own.cell_values import number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
-from difformer.data.own.table import Column, Ids, Path_, Table, number, positions
-from difformer.data.sparse_features import to_scipy
+from difformer.data.own.table import LARGEST, Column, Ids, Path_, Table, positions
+from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
 
@@ -39,10 +41,7 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
     Raises:
         DataError: If the shape is neither.
     """
-    try:
-        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-    except ValueError as error:
-        raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
+    array = _array(edges)
     array = array if array.size else np.empty((2, 0), dtype=np.int64)
     if array.ndim != 2 or 2 not in array.shape:
         raise DataError(f"edge_index: expected shape [2, E] or [E, 2], got {list(array.shape)}")
@@ -56,13 +55,17 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
     return ends, f"edge_index of shape [2, 2] was read as {how}: {first}; pass {other} if it is meant otherwise"
 
 
-def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
-    """Edges from an object in memory.
+def _array(edges: Any) -> NDArray[Any]:
+    try:
+        return edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+    except ValueError as error:
+        raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
 
-    `edges` are ``[2, E]`` or pairs, see `edge_ends`; an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
-    whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
-    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them. `hint` is the remedy where
-    ids are given and nodes have none.
+
+def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
+    """Edges from a list or array, see `edge_ends`, an adjacency matrix, or a frame of two or three columns.
+
+    Arrays of whole numbers hold positions; lists and frames hold `ids` if nodes have them, otherwise `hint` may help.
     """
     if (found := _from_matrix(edges, num_nodes)) is not None:
         return found
@@ -95,10 +98,7 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
         matrix = matrix.tocoo(copy=True)
         matrix.sum_duplicates()
     else:
-        try:
-            array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-        except ValueError:  # rows of different lengths
-            return None
+        array = _array(edges)
         if array.ndim != 2 or not array.shape[0] == array.shape[1] > 2 or array.dtype.kind not in "biuf":
             return None
         if hasattr(edges, "columns") and not len(array) == num_nodes > 3:  # three columns: ends and weights
@@ -117,26 +117,16 @@ def _from_matrix(edges: Any, num_nodes: int) -> Found | None:
 
 
 def edges_in(found: Features) -> Found | None:
-    """The edges in the file of the features, if it is a file of arrays that has some."""
+    """The edges stored with the features in a file of arrays, or None."""
     edges, weights = named_array(found.arrays, "edges"), named_array(found.arrays, "weights")
     with in_file(found.path):
         return None if edges is None else edges_from(edges, weights, num_nodes=found.x.shape[0], ids=found.index)
 
 
 def read_edges(
-    path: Path_,
-    *,
-    num_nodes: int,
-    ids: Ids | None = None,
-    columns: Sequence[Column] | None = None,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
-    hint: str = "",
+    path: Path_, num_nodes: int, ids: Ids | None, columns: Sequence[Column] | None, format: TextFormat, hint: str = ""
 ) -> Found:
-    """Edges from a file: a table of sources, targets and perhaps weights, or an NPZ.
-
-    Without `ids`, nodes are rows counted from zero. `columns` are source, target and perhaps weight; None finds them by
-    their usual names, or takes the first two, and the third of three for weights.
-    """
+    """Edges from a table of sources, targets and perhaps weights, or an NPZ; `hint` as above."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
@@ -156,8 +146,8 @@ def read_edges(
         with table.locate({None: roles[2]}):
             weight = _weights(table.cells[roles[2]], table.rows)
         if columns is None and roles[2] not in table.named_like("weight"):
-            only = ",".join(table.names[i] for i in roles[:2])
             third = f"column {repr(name) if table.named else name} of {table.file}"
+            only = ",".join(table.names[i] for i in roles[:2])
             notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
     return torch.from_numpy(np.stack(ends)), weight, tuple(notes)
 
@@ -196,59 +186,48 @@ def _weights(values: Any, count: int) -> Tensor:
         raise DataError(f"a weight must be a finite number ≥ 0, got {given[row]!r}", row=row) from error
     if weight.shape != (count,):
         raise DataError(f"edge_weight: expected {count} numbers, one per edge, got shape {list(weight.shape)}")
-    wrong = ~(np.isfinite(weight) & (weight >= 0))
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    good = (weight >= 0) & (weight <= LARGEST)  # false for NaN
+    if not good.all():
+        row = int(np.argmin(good))
         raise DataError(f"a weight must be a finite number ≥ 0, got {weight[row]:g}", row=row)
     return torch.from_numpy(weight.astype(np.float32))
 
 
-def join_graphs(
-    data: Any, *, use_positions: bool, directed: bool
-) -> tuple[Tensor, Tensor, Tensor | None, Found | None, dict[str, Any]]:
-    """Features, targets, ``node_ptr``, edges and stored splits of PyG's objects; one ``Data`` has no ``node_ptr``."""
-    items = _graphs_of(data)
+def join_graphs(data: Any, *, directed: bool) -> tuple[Features, Tensor, Found | None]:
+    """Features (with stored splits), targets and edges of PyG's objects; one ``Data`` has no ``node_ptr``."""
+    items, parts = _graphs_of(data), list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]()
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
-    features, targets, ends, weights, ptr = [], [], [], [], [0]
     for i, item in enumerate(items):
         try:
-            x, index, weight = _part(item, use_positions)
-            y = getattr(item, "y", None)
-            if not isinstance(y, Tensor):
-                got = "it has no y" if y is None else f"y is a {type(y).__name__}"
-                raise DataError(f"expected a tensor y with the targets, but {got}")
-            features.append(x)
-            targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
-            if x.shape[1] != features[0].shape[1]:
-                raise DataError(f"has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
-            if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
-                counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
+            parts.append(_part(item, alone))
+            x, y = parts[-1][:2]
+            if x.shape[1] != (first := parts[0][0].shape[1]):
+                raise DataError(f"has {x.shape[1]} features, graph 0 has {first}")
+            if y.shape[1] != (first := parts[0][1].shape[1]) or not y.numel():
+                counts = f"y holds {y.numel()} numbers, that of graph 0 {first}"
                 raise DataError(f"{counts}; a graph has one target, or as many as the others")
         except DataError as error:
             raise DataError(f"{'data' if alone else f'graph {i}'}: {error}") from error
-        if index is not None:
-            ends.append(index + ptr[-1])
-            weights.append(weight)
-        ptr.append(ptr[-1] + x.shape[0])
-    graph, size = None, ptr[-1]
-    if ends:
-        index, notes, weight = torch.cat(ends, 1), [], None
-        if any(weight is not None for weight in weights):
-            each = zip(ends, weights, strict=True)
-            weight = torch.cat([torch.ones(end.shape[1]) if one is None else one for end, one in each])
+    features, targets, ends, weights = zip(*parts, strict=True)
+    x, y, ptr = stack_rows(features), torch.cat(targets), [0, *accumulate(map(len, features))]
+    edges = [(end + at, weight) for end, weight, at in zip(ends, weights, ptr[:-1], strict=True) if end is not None]
+    graph = None
+    if edges:
+        index, weight, notes = torch.cat([end for end, _ in edges], 1), None, list[str]()
+        if any(one is not None for _, one in edges):
+            weight = torch.cat([torch.ones(end.shape[1]) if one is None else one for end, one in edges])
         attribute = getattr(items[0], "edge_attr", None)
         if attribute is not None and _weight_of(items[0]) is None:
             notes.append(f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most")
-        code = (index[0] * size + index[1]).unique()
-        if not directed and (single := int((~torch.isin(code % size * size + code // size, code)).sum())):
+        code = (index[0] * len(x) + index[1]).unique()
+        if not directed and (single := int((~torch.isin(code % len(x) * len(x) + code // len(x), code)).sum())):
             count = f"{single} of {code.numel()} edges"
             notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
         graph = (index, weight, tuple(notes))
     stored = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS} if alone else {}
     arrays = {name: torch.as_tensor(mask).numpy(force=True).T for name, mask in stored.items() if mask is not None}
-    y = torch.cat(targets)
-    y = y.squeeze(1) if y.shape[1] == 1 else y
-    return features[0] if alone else torch.cat(features), y, None if alone else torch.tensor(ptr), graph, arrays
+    found = Features(x, node_ptr=None if alone else torch.tensor(ptr), arrays=arrays)
+    return found, y.squeeze(1) if y.shape[1] == 1 else y, graph
 
 
 def _graphs_of(data: Any) -> list[Any]:
@@ -269,29 +248,29 @@ def _graphs_of(data: Any) -> list[Any]:
     return items
 
 
-def _part(data: Any, use_positions: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Features, edges as given, and weights of one graph."""
-    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
-    found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
-    if not found:
+def _part(data: Any, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Features, targets, edges as given, and weights of one graph; its targets are one row unless it is `alone`."""
+    x, y, pos, index = (getattr(data, name, None) for name in ("x", "y", "pos", "edge_index"))
+    x = pos if x is None else x
+    if x is None:
         raise DataError("has neither x nor pos, so there are no features")
-    if strange := [type(part).__name__ for part in found if not isinstance(part, Tensor)]:
-        raise DataError(f"x and pos must be tensors, got {strange[0]}")
-    features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
-    joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
-    index, weight = getattr(data, "edge_index", None), _weight_of(data)
-    if index is None:
+    if not isinstance(x, Tensor):
+        raise DataError(f"x and pos must be tensors, got {type(x).__name__}")
+    x, _ = features_from(x.unsqueeze(1) if x.dim() == 1 else x)
+    weight = _weight_of(data)
+    if index is None and (matrix := getattr(data, "adj_t", None)) is not None:
         # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
-        index, weight = getattr(data, "adj_t", None), None
-        if index is None:
-            return joined, None, None
-        if hasattr(index, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
-            index = index.to_torch_sparse_coo_tensor()
-        if not isinstance(index, Tensor):
-            raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
-        index = index.to_sparse_coo().t().coalesce()
-    # PyG's edge_index is [2, E], also where E = 2.
-    return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
+        if hasattr(matrix, "to_torch_sparse_coo_tensor"):  # the class of torch_sparse
+            matrix = matrix.to_torch_sparse_coo_tensor()
+        if not isinstance(matrix, Tensor):
+            raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
+        index, weight = matrix.to_sparse_coo().t().coalesce(), None
+    if index is not None:  # PyG's edge_index is [2, E], also where E = 2
+        index, weight, _ = edges_from(index.cpu(), weight, num_nodes=x.shape[0])
+    if not isinstance(y, Tensor):
+        got = "it has no y" if y is None else f"y is a {type(y).__name__}"
+        raise DataError(f"expected a tensor y with the targets, but {got}")
+    return x, y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1), index, weight
 
 
 def _weight_of(data: Any) -> Tensor | None:
@@ -302,7 +281,7 @@ def _weight_of(data: Any) -> Tensor | None:
 
 
 def read_pyg(path: Path_) -> Any:
-    """The content of a file: a ``Data``, or a list of them, also for a data set that PyG has processed."""
+    """A ``Data`` or a list of them from a file, also from the processed file of a PyG data set."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
@@ -313,23 +292,20 @@ def read_pyg(path: Path_) -> Any:
     try:
         with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
-        raise DataError(
-            "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
-            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
-            f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
-            path=path,
-        ) from error
+    except Exception as error:  # torch raises many kinds of errors for damaged files
+        problem = "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; "
+        problem += "save the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
+        problem += f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
+        raise DataError(problem, path=path) from error
 
-    def is_graph(item: Any) -> bool:
-        """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
+    def is_graph(item: Any) -> bool:  # a forged file may put anything into a Data
         store = vars(item).get("_store") if isinstance(item, Data) else None
         return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
 
     if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
-    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
-    # Before PyG 2.4 the whole itself comes first.
+    # InMemoryDataset.save writes all graphs end to end, where each begins, and the class.
+    # Before PyG 2.4 the first item is a Data instead of a dictionary.
     if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
         whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:
@@ -337,7 +313,7 @@ def read_pyg(path: Path_) -> Any:
         try:
             count = len(next(iter(slices.values()))) - 1
             return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
-        except Exception as error:  # neither has PyG
+        except Exception as error:  # PyG may raise anything here
             raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
     expected = "expected a PyG Data, a list of them, or a processed data set"
     raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)

@@ -26,7 +26,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.own.table import Floats, Values, frame_table, is_gap, number
+from difformer.data.own.cell_values import is_gap, number
+from difformer.data.own.table import Floats, Values, check_columns, frame_table
 from difformer.errors import DAMAGE, DataError, UserError, listed
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
@@ -34,7 +35,7 @@ Kind = Literal["number", "boolean", "category", "date", "left out"]
 RARE = 0.01  # share of the rows below which a category is grouped with others
 MOST_CATEGORIES = 50
 MANY_TEXTS = 20  # different texts, more than half of all, from which a column holds names, not categories
-LARGE = 1e15  # numbers beyond this are codes or mistakes: they have no room for a fraction
+LARGE = 1e15  # numbers beyond this are probably codes or mistakes
 SINGLE = 2.0**-23  # how far a feature in single precision may be off, relative to its size
 GAP, OTHER = "(missing)", "(other)"
 VERSION = 1
@@ -53,7 +54,7 @@ class Encoding:
     name: str
     kind: Kind
     reason: str = ""  # why it is left out
-    gaps: int = 0  # missing cells in training; more than none add an indicator
+    gaps: int = 0  # missing cells in training; if there are any, an indicator is added
     fill: float = 0.0  # what they are filled with, in the units of the column
     shift: float = 0.0  # subtracted from numbers and days
     scale: float = 1.0  # numbers and days are divided by it
@@ -65,10 +66,8 @@ class Encoding:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
-        if self.kind == "left out":
-            return ()
-        if self.kind == "category":
+        """Names of the encoded columns; a column that is left out has no categories, so none."""
+        if self.kind in ("left out", "category"):
             return tuple(f"{self.name}={value}" for value in (*self.categories, *[OTHER] * bool(self.rare)))
         parts = [f"{self.name} month={month}" for month in self.months]
         parts += [f"{self.name} {_DAYS[day]}" for day in self.weekdays]
@@ -91,34 +90,30 @@ class Encoding:
     def _shown(self, value: float, within: float = 0.0) -> str:
         if self.kind != "date":
             return written(value, within)
-        minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
+        minutes = round(value * 1440)  # single precision tells minutes apart, not seconds
         return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
 
     def encode(self, values: Values) -> tuple[Floats, list[str]]:
         """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""
         if self.kind == "category":
-            return self._encode_category([cell or GAP for cell in _texts(values)])
+            cells = [cell or GAP for cell in _texts(values)]
+            place = {value: i for i, value in enumerate(self.categories)}
+            hot = np.eye(len(place) + 1)[[place.get(cell, -1) for cell in cells], : len(self.outputs)]
+            unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
+            shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
+            how = "counted as other" if self.rare else "left without a category"
+            return hot, [f"column {self.name!r}: {shown} did not occur in training; {how}"] if unseen else []
         raw, notes = self.measure(values), []
         missing = np.isnan(raw)
         if (count := int(missing.sum())) and not self.gaps:
-            cells = f"{count} cell{'s' * (count > 1)} missing, which training did not have"
-            notes = [f"column {self.name!r}: {cells}; filled with {self._shown(self.fill)}"]
+            gaps = f"{count} cell{'s' * (count > 1)} missing, which training did not have"
+            notes = [f"column {self.name!r}: {gaps}; filled with {self._shown(self.fill)}"]
         columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
         if self.kind == "date":
             month, weekday = _calendar(np.where(missing, 1, raw))
             columns += [(month == each) & ~missing for each in self.months]
             columns += [(weekday == each) & ~missing for each in self.weekdays]
         return np.stack([*columns, *[missing] * bool(self.gaps)], 1).astype(np.float64), notes
-
-    def _encode_category(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
-        place = {value: i for i, value in enumerate(self.categories)}
-        result = np.zeros((len(cells), len(self.outputs) + 1))  # the last column takes what has no category
-        result[np.arange(len(cells)), [place.get(cell, len(place)) for cell in cells]] = 1.0
-        unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
-        shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
-        how = "counted as other" if self.rare else "left without a category"
-        notes = [f"column {self.name!r}: {shown} did not occur in training; {how}"] if unseen else []
-        return result[:, :-1], notes
 
     def measure(self, values: Values) -> Floats:
         """Numbers, 0 and 1, or days, NaN if missing; an error names the row of a cell that is something else."""
@@ -140,11 +135,10 @@ class Encoding:
         return found
 
     def decode(self, encoded: Floats) -> list[str]:
-        """The cells of encoded rows, as far as the encoding keeps them."""
+        """The cells that encoded rows stand for; rare categories cannot be told apart."""
         if self.kind == "category":
-            values = ["" if value == GAP else value for value in (*self.categories, *[OTHER] * bool(self.rare))]
-            best = encoded.argmax(1) if values else np.zeros(len(encoded), int)
-            return [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
+            values = ["" if value == GAP else value for value in (*self.categories, OTHER)]
+            return [values[i] if row[i] > 0.5 else "" for i, row in zip(encoded.argmax(1), encoded, strict=True)]
         raw = encoded[:, 0] * self.scale + self.shift
         missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
         if self.kind == "boolean":
@@ -241,12 +235,10 @@ class Preprocessing:
         used = {column.name: column for column in self.columns if column.kind != "left out"}
         if not used:
             raise DataError("has no column of features left")
-        if absent := [name for name in used if name not in names]:
-            wanted = f"{len(absent)} of the {len(used)} columns wanted: {listed(absent)}"
-            raise DataError(f"lacks {wanted}; it has {listed([*names])}")
+        check_columns([*used], names)
         if hasattr(table, "columns"):
             frame = frame_table(table)
-            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], names.values())
+            frame.read([i for name, i in names.items() if name not in used or frame.textual[i]], gaps=True)
             table = {name: frame.cells[names[name]] for name in used}
         known = {column.name for column in self.columns}
         new = [name for name in names if name not in known]
@@ -275,12 +267,11 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """All values in types that JSON and TOML support."""
-        plain = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()} for c in self.columns]
-        return {"version": VERSION, "rows": self.rows, "notes": list(self.notes), "columns": plain}
+        return {"version": VERSION, **json.loads(json.dumps(asdict(self)))}
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
-        """Read what `to_dict` gave from a JSON file, which must produce these features."""
+        """Read the output of `to_dict` from a JSON file; it must produce these features."""
         try:
             found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except DAMAGE as error:
@@ -291,26 +282,22 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` gave; anything else is a `DataError`."""
+        """Restore the output of `to_dict`; anything else is a `DataError`."""
+        types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
+        types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
         try:
             if content["version"] != VERSION:
                 raise UserError(f"version {content['version']}, expected {VERSION}")
-            columns = tuple(_encoding(plain) for plain in content["columns"])
-            return Preprocessing(columns, int(content["rows"]), tuple(map(str, content["notes"])))
+            read = [(field.name, types[str(field.type)]) for field in fields(Encoding)]
+            columns = [Encoding(**{name: of(plain[name]) for name, of in read}) for plain in content["columns"]]
+            for column in columns:
+                if column.kind not in get_args(Kind):
+                    raise UserError(f"column {column.name!r} of kind {column.kind!r}")
+                if not np.isfinite([column.fill, column.shift, column.scale]).all() or column.scale <= 0:
+                    raise UserError(f"column {column.name!r} is scaled by {column.scale}")
+            return Preprocessing(tuple(columns), int(content["rows"]), tuple(map(str, content["notes"])))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"is not a description of a preprocessing ({type(error).__name__}: {error})") from error
-
-
-def _encoding(plain: Mapping[str, Any]) -> Encoding:
-    """One column of `to_dict`, every value converted to the type of its field."""
-    types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
-    types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
-    found = Encoding(**{field.name: types[str(field.type)](plain[field.name]) for field in fields(Encoding)})
-    if found.kind not in get_args(Kind):
-        raise UserError(f"column {found.name!r} of kind {found.kind!r}")
-    if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
-        raise UserError(f"column {found.name!r} is scaled by {found.scale}")
-    return found
 
 
 def _texts(values: Values) -> list[str]:
@@ -345,21 +332,19 @@ def large_numbers(name: str) -> str:
 
 def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str]) -> Encoding:
     """The kind of a column, and its categories or months; guesses are added to `notes`."""
-    if isinstance(values, np.ndarray) and forced is None:
-        numbers = values[~np.isnan(values)]
-        gaps = len(values) - len(numbers)
-        if not len(numbers) or (not gaps and bool((numbers == numbers[0]).all())):
-            reason = f"constant: {numbers[0]:.6g} in every row" if len(numbers) else "empty"
-            return Encoding(name, "left out", reason, gaps)
-        notes += [large_numbers(name)] if float(np.abs(numbers).max()) > LARGE else []
-        return Encoding(name, "boolean" if bool(np.isin(numbers, (0, 1)).all()) else "number", gaps=gaps)
-    cells = _texts(values)
-    known = [cell for cell in cells if cell]
-    gaps, counts = len(cells) - len(known), Counter(known)
-    if not known:
+    numeric = isinstance(values, np.ndarray) and forced is None
+    cells: Any = values if numeric else np.array(_texts(values), dtype=object)
+    known = cells[~np.isnan(cells) if numeric else cells != ""]
+    gaps = len(cells) - len(known)
+    if not len(known):
         return Encoding(name, "left out", "empty", gaps)
-    if len(counts) == 1 and not gaps and forced != "date":
-        return Encoding(name, "left out", f"constant: {known[0]!r} in every row")
+    if not gaps and forced != "date" and bool((known == known[0]).all()):
+        shown = f"{known[0]:.6g}" if numeric else repr(known[0])
+        return Encoding(name, "left out", f"constant: {shown} in every row")
+    if numeric:
+        notes += [large_numbers(name)] if float(np.abs(known).max()) > LARGE else []
+        return Encoding(name, "boolean" if bool(np.isin(known, (0, 1)).all()) else "number", gaps=gaps)
+    counts = Counter(known)
     if forced is None and len(counts) <= 2 and all(value.lower() in _TRUTH for value in counts):
         return Encoding(name, "boolean", gaps=gaps)
     if forced != "category" and (date := _as_date(name, list(counts), gaps, notes)) is not None:

@@ -1,4 +1,4 @@
-"""Splits of a user's own data: handed over, stored with the data, in a column, or drawn."""
+"""Splits of a user's own data: given, stored with the data, in a column, or drawn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,7 @@ import torch
 from difformer.data.own.features import PART_WORDS, SPLIT_FORMS, Features
 from difformer.data.own.table import Path_
 from difformer.data.own.targets import Targets
-from difformer.data.split import (
-    Split,
-    index_split,
-    labelled,
-    load_splits,
-    masks_split,
-    random_split,
-    split_of_parts,
-    time_split,
-)
+from difformer.data.split import Split, index_split, load_splits, masks_split, random_split, split_of_parts, time_split
 from difformer.errors import DataError, UserError, in_file, listed
 
 Splits = Split | Mapping[str, Any] | Iterable[Split | Mapping[str, Any]] | Path_ | None
@@ -45,7 +36,7 @@ def splits_of(found: Features, targets: Targets, chosen: Mapping[str, Any], note
 
 
 def given_splits(splits: Splits) -> tuple[Split, ...]:
-    """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
+    """The splits given by the caller: one, several, or a file; a split may be a mapping of its three parts."""
     if splits is None:
         return ()
     if isinstance(splits, (str, os.PathLike)):
@@ -62,60 +53,49 @@ def given_splits(splits: Splits) -> tuple[Split, ...]:
 
 
 def _stored_splits(arrays: Mapping[str, Any], rows: int) -> tuple[Split, ...]:
-    """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
-
-    Several masks are rows, ``[S, N]``. A missing validation part is empty.
-    """
+    """Splits stored as masks, ``[N]`` or ``[S, N]``, or as indices; without a validation part that part is empty."""
     found: dict[str, tuple[Split, ...]] = {}
     for form in SPLIT_FORMS:
         named = {part: arrays.get(f"{part}_{form}") for part in ("train", "val", "valid", "test")}
         given = {part: np.atleast_1d(array) for part, array in named.items() if array is not None}
         if not given:
             continue
-        called = "masks" if form.startswith("mask") else "indices"
+        masks = form.startswith("mask")
+        called = "masks" if masks else "indices"
         if lacking := [part for part in ("train", "test") if part not in given]:
             problem = f"the {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
             raise DataError(f"{problem}; {SET_ASIDE}")
-        empty = np.zeros_like(given["train"][:0] if called == "indices" else given["train"])
+        empty = np.zeros_like(given["train"] if masks else given["train"][:0])
         parts = given["train"], given.get("val", given.get("valid", empty)), given["test"]
         try:
-            if called == "indices":
-                found[form] = (index_split("indices", *parts),)
-                found[form][0].check(rows)
-                continue
-            for mask in parts:
-                if mask.ndim > 2 or mask.shape[-1] != rows:
-                    got = mask.shape[-1] if mask.ndim < 3 else f"{mask.ndim} dimensions"
-                    raise DataError(f"expected {rows} entries per split, got {got}")
-            found[form] = masks_split(*parts, name="masks")
+            if wrong := [mask.shape[-1] for mask in parts if masks and mask.shape[-1] != rows]:
+                raise UserError(f"expected {rows} entries per split, got {wrong[0]}")
+            found[form] = masks_split(*parts, name=called) if masks else (index_split(called, *parts),)
+            found[form][0].check(rows)
         except (ValueError, TypeError) as error:
             raise DataError(f"the {called} are not splits: {error}; {SET_ASIDE}") from error
-    first = next(iter(found), "")
-    for form, splits in found.items():
-        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
+        first = next(iter(found))
+        if len(found[form]) != len(found[first]) or not all(map(Split.same_as, found[form], found[first])):
             raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
-    return found.get(first, ())
+    return next(iter(found.values()), ())
 
 
 def _split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
-    if found.table is None or found.roles.split is None:
+    if (table := found.table) is None or table.split is None:
         return ()
-    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
-    for row, word in enumerate(found.table.cells[found.roles.split]):
-        part = PART_WORDS.get(word.strip().lower())
-        if word and part is None:
+    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": [], "": []}
+    for row, word in enumerate(table.cells[table.split]):
+        if (part := PART_WORDS.get(word.lower(), word)) not in parts:
             problem = f"expected train, valid, test or nothing, got {word!r}"
-            raise found.table.error(problem, row, found.roles.split)
-        if part is not None:
-            parts[part].append(row)
+            raise table.error(problem, row, table.split)
+        parts[part].append(row)
     return (split_of_parts(parts, "given"),)
 
 
 def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
     """A stored split without unlabelled instances; a missing validation part is taken from the training part."""
-    known = labelled(targets.y)
-    parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
+    parts = {part: index[torch.isin(index, targets.known)] for part, index in split.parts().items()}
     gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
     if gone:
         notes.append(f"split {split.name}: {gone} instance{'s' * (gone > 1)} without a label left out")
@@ -143,7 +123,7 @@ def drawn_splits(
         splits = [random_split(targets.y, fractions=shares, seed=seed, stratify=stratify) for seed in seeds]
     for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
         if share > 0 and held == 0:
-            known = size if targets is None else labelled(targets.y).numel()
+            known = size if targets is None else targets.known.numel()
             problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
             raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
     return tuple(splits)
@@ -152,23 +132,23 @@ def drawn_splits(
 def named_splits(splits: Sequence[Split]) -> str:
     """Splits in words: ``stratified 50/25/25, 3 splits, seeds 0, 1, 2``."""
     names = [split.name for split in splits]
+    parts = [re.fullmatch(r"(.*)/seed=(-?\d{1,20})", name, re.DOTALL) for name in names]
+    ways, seeds = {found and found[1] for found in parts}, [int(found[2]) for found in parts if found]
     if len(names) == 1:
         return names[0]
-    ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
-    if len(ways) > 1 or not all(re.fullmatch(r"-?\d{1,20}", seed) for seed in seeds):
+    if len(ways) > 1 or not seeds:
         return f"{len(names)} splits, {names[0]} to {names[-1]}"
-    run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
-    shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
-    return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
+    run = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{ways.pop()}, {len(names)} splits, seeds {f'{seeds[0]} to {seeds[-1]}' if run else str(seeds)[1:-1]}"
 
 
 def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
     """A note on classes without an instance in a training part, which no model can predict."""
     for split in splits if targets.problem == "multiclass" else ():
-        if not split.train.numel() or int(split.train.max()) >= targets.y.numel():
-            continue  # the task refuses it with a better message
-        seen = set(targets.y[split.train].tolist())
-        if absent := [name for code, name in enumerate(targets.class_names) if code not in seen]:
+        seen = set(
+            targets.y[split.train[split.train < targets.y.numel()]].tolist()
+        )  # other rows are refused by the task
+        if seen and (absent := [name for code, name in enumerate(targets.class_names) if code not in seen]):
             classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
             which = f" of split {split.name}" if len(splits) > 1 else ""
             return [f"{classes} no instance in the training part{which}: no model can learn to predict that"]

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.errors import DataError, did_you_mean, in_file, require
+from difformer.data.own.cell_values import canonical_id, cell_text, is_gap, is_missing, loose_id, number
+from difformer.errors import DataError, did_you_mean, in_file, listed, require
 
 Path_ = str | os.PathLike[str]
 Column = str | int
+Columns = Column | Sequence[Column]
 Floats = NDArray[np.float64]
 Ids = Mapping[str, int]  # row of every id
 Values = Sequence[str] | Floats  # a column: texts, empty where missing, or numbers, NaN where missing
@@ -39,12 +41,10 @@ USUAL_NAMES = {  # of columns, by their role
 }
 HEADER_WORDS = (ID_NAMES | {name for names in USUAL_NAMES.values() for name in names}) - {""}
 
-# Words that may mark a missing value. Among numbers they do; among texts they are texts like any other.
-GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
+MISSING = "a number is missing here; fill it in, or leave the row out"
+LARGEST = float(np.finfo(np.float32).max)  # of single precision, which features and weights have
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
-_WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
-_TRUTH = {"true": 1.0, "false": 0.0}
 
 
 @dataclass
@@ -63,10 +63,14 @@ class Table:
     lines: array[int] | None = None  # of the rows in a text file
     rows: int = 0
     trained: bool = False  # whether these are new rows for a trained model
+    gaps: bool = False  # whether numbers may be missing
+    ids: int | None = None  # positions of columns with a role
+    labels: Sequence[int] = ()
+    split: int | None = None
 
-    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
-        """Read all rows, once: columns in `text` as text, those in `gaps` as numbers with gaps, others as numbers."""
-        text, gaps, parts, same = {*text}, {*gaps}, defaultdict[int, list[Any]](list), dict[str, str]()
+    def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
+        """Read all rows, once: columns in `text` as text, others as numbers, with `gaps` NaN where missing."""
+        text, self.gaps, parts, same = {*text}, gaps, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:
                 self.lines.extend(lines)
@@ -76,7 +80,7 @@ class Table:
                     if i in text:  # one copy of every text: names repeat
                         parts[i] += (same.setdefault(cell, cell) for cell in map(cell_text, values))
                     else:
-                        parts[i].append(self._numbers(values, i, i in gaps))
+                        parts[i].append(self._numbers(values, i))
                 except DataError as error:
                     refused.append(error)
             if refused:
@@ -84,21 +88,24 @@ class Table:
             self.rows += len(columns[0])
         if not self.rows:
             raise DataError("holds no rows", path=self.path)
-        self.cells = dict(parts)
-        for i in parts.keys() - text:  # a column in memory comes whole, and is not copied
-            self.cells[i] = parts[i][0] if len(parts[i]) == 1 else np.concatenate(parts[i])
+        self.cells = {i: part if i in text else np.concatenate(part) for i, part in parts.items()}
+        for i, values in ((i, values) for i, values in self.cells.items() if i not in text):
+            good = np.abs(values) <= LARGEST  # false for NaN
+            good |= np.isnan(values) & gaps
+            if not good.all():
+                row = int(np.argmin(good))
+                large = f"{values[row]} is too large a number; correct it, or leave the row out"
+                raise self.error(MISSING if np.isnan(values[row]) else large, row, i)
         return self
 
-    def _numbers(self, values: Any, column: int, gap: bool) -> Floats:
+    def _numbers(self, values: Any, column: int) -> Floats:
         try:
-            if has_numbers(values):
-                return np.asarray(values, dtype=np.float64)
-            if "_" in "".join(values):  # Python would read 1_000
+            if not has_numbers(values) and "_" in "".join(values):  # Python would read 1_000
                 raise ValueError
-            return np.fromiter(map(float, values), np.float64, len(values))
+            return np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError):
             cells = map(cell_text, values)
-            return np.array([self.number(cell, row, column, gap) for row, cell in enumerate(cells, self.rows)])
+            return np.array([self.number(cell, row, column) for row, cell in enumerate(cells, self.rows)])
 
     @property
     def file(self) -> str:
@@ -115,7 +122,7 @@ class Table:
         problem = f"has no column {column!r}; {hint}it has {self.listed()}"
         raise DataError(problem, path=self.path, argument=option)
 
-    def find_all(self, columns: Column | Sequence[Column], option: str) -> list[int]:
+    def find_all(self, columns: Columns, option: str) -> list[int]:
         """Positions of one or several columns."""
         return [self.find(c, option) for c in ([columns] if isinstance(columns, (str, int)) else columns)]
 
@@ -132,7 +139,7 @@ class Table:
         """Where a row is, in words."""
         return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
 
-    def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
+    def error(self, problem: str, row: int, column: int | None, argument: str | None = None) -> DataError:
         """An error with its place in the file."""
         called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
         place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
@@ -150,41 +157,34 @@ class Table:
             row = error.row if rows is None else rows[error.row] or 0
             raise self.error(error.problem, row, columns[error.column], error.argument) from error
 
-    def number(self, cell: str, row: int, column: int, gap: bool) -> float:
-        """The number in a cell; NaN for a gap, if gaps are allowed."""
+    def number(self, cell: str, row: int, column: int) -> float:
+        """The number in a cell; NaN for a gap, if there may be gaps."""
         value = number(cell)
-        if value is not None or (gap and is_gap(cell)):
+        if value is not None or (self.gaps and is_gap(cell)):
             return float("nan") if value is None else value
-        hint, argument = "", None
         if not cell:
-            raise self.error("a number is missing here; fill it in, or leave the row out", row, column)
+            raise self.error(MISSING, row, column)
+        hint, argument, pointed = "", None, cell.replace(",", ".")
         if self.trained:
             hint = "; this column held numbers in training: write one, as in 1234.5"
-            hint += ", or leave the cell empty" if gap else ""
-        elif self.decimal == "." and _THOUSANDS.match(cell):
-            hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
-            argument = "decimal"
-        elif self.decimal == "." and number(cell.replace(",", ".")) is not None:
+            hint += ", or leave the cell empty" if self.gaps else ""
+        elif self.decimal == "." and (_THOUSANDS.match(cell) or number(pointed) is not None):
             hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
+            if _THOUSANDS.match(cell):
+                hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
         elif self.lines and self.lines[row] <= 2 and not self.named:
             hint, argument = "; pass header=true if this row names the columns", "header"
-        elif gap:
+        elif self.gaps:
             name = self.names[column]
             hint = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
 
-    def check_finite(self, gaps: Collection[int] = ()) -> None:
-        """Refuse numbers that are infinite or too large for single precision, or missing outside of `gaps`."""
-        for column, values in self.cells.items():
-            if not isinstance(values, np.ndarray):
-                continue
-            good = np.abs(values) <= np.finfo(np.float32).max  # false for NaN
-            good |= np.isnan(values) & (column in gaps)
-            if not good.all():
-                row = int(np.argmin(good))
-                missing = "a number is missing here; fill it in"
-                problem = missing if np.isnan(values[row]) else f"{values[row]} is too large a number; correct it"
-                raise self.error(f"{problem}, or leave the row out", row, column)
+
+def check_columns(wanted: Sequence[str], known: Collection[str], path: Path_ | None = None) -> None:
+    """Refuse a table with the columns `known` that lacks one of those wanted."""
+    if absent := [name for name in wanted if name not in known]:
+        problem = f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
+        raise DataError(f"{problem}{did_you_mean(absent[0], known)}it has {listed([*known])}", path=path)
 
 
 def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
@@ -207,21 +207,16 @@ def frame_table(frame: Any, path: str = "frame") -> Table:
     return memory_table(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
 
 
-def is_pandas(value: Any) -> bool:
-    """Whether an object is a series or frame of pandas."""
-    return hasattr(value, "iloc") and hasattr(value, "index")
-
-
 def row_ids(x: Any) -> tuple[str, ...]:
     """Ids of the rows: the index of a pandas frame, unless it only counts them."""
-    if not is_pandas(x) or list(x.index) == list(range(len(x))):
+    if not hasattr(x, "iloc") or list(x.index) == list(range(len(x))):
         return ()
     return tuple(canonical_id(label) for label in x.index)
 
 
 def frame_column(frame: Any, position: int) -> Any:
     """A column of a frame as an array; dates as text."""
-    array = np.asarray(frame.iloc[:, position] if is_pandas(frame) else frame[:, position])
+    array = np.asarray(frame.iloc[:, position] if hasattr(frame, "iloc") else frame[:, position])
     if array.dtype.kind == "M":
         return ["" if np.isnat(moment) else str(moment.astype("M8[s]")) for moment in array]
     return array
@@ -232,54 +227,13 @@ def has_numbers(values: Any) -> bool:
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
 
 
-def cell_text(value: Any) -> str:
-    """A value as a text file would hold it; a missing value is empty."""
-    return "" if is_missing(value) else str(value.item() if isinstance(value, np.generic) else value).strip()
-
-
-def number(cell: str) -> float | None:
-    """The number a cell holds, or None: what Python reads as a float, and true and false."""
-    try:
-        return float(cell) if "_" not in cell else None
-    except ValueError:
-        return _TRUTH.get(cell.strip().lower())
-
-
-def is_gap(cell: str) -> bool:
-    """Whether a cell in a column of numbers marks a missing value."""
-    return not cell or cell.strip().lower() in GAP_WORDS
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a value is missing: None; NaN, which differs from itself; pandas' NA, which does not compare."""
-    try:
-        return value is None or bool(value != value)
-    except (TypeError, ValueError):
-        return str(value) == "<NA>"
-
-
 def names_ids(name: str) -> bool:
     """Whether a column has a usual name for ids: ``id``, ``name``, ``user_id``, ``paperId``."""
     plain = name.strip().lower()
     return plain in ID_NAMES or plain.endswith(("_id", " id")) or name.endswith("Id")
 
 
-def canonical_id(value: Any) -> str:
-    """The text that identifies a node: spaces trimmed, and 7.0, as some programs write whole numbers, equal to 7."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    text = str(value).strip()
-    return str(int(float(text))) if _WHOLE.match(text) and len(text) < 16 else text
-
-
-def loose_id(name: Any) -> str:
-    """An id without blanks and case, for comparison."""
-    return "".join(canonical_id(name).split()).casefold()
-
-
-def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | None = None) -> dict[str, int]:
+def index_of_ids(ids: Sequence[str], table: Table | None = None) -> dict[str, int]:
     """Row of every id, which come from a column of `table` if there is one; empty or repeated ids are errors."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
@@ -288,7 +242,7 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
             place = f"row {first}" if table is None else table.place(first)
             problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
             problem = problem if name else "the id is missing here"
-            raise DataError(problem, row=row) if table is None else table.error(problem, row, column)
+            raise DataError(problem, row=row) if table is None else table.error(problem, row, table.ids)
     return index
 
 
@@ -347,9 +301,10 @@ def open_parquet(path: Path_) -> Table:
             problem = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
             raise DataError(problem, path=path, column=label)
         widths = [0 if cells is None else len(cells) for cells in values]
-        for row, width in enumerate(widths):
-            if not width or width != widths[0]:
-                problem = f"expected a list of {widths[0]} numbers as in row 0, got {width or 'none'}"
-                raise DataError(problem, path=path, row=row, column=label)
+        if (
+            row := next((row for row, width in enumerate(widths) if not width or width != widths[0]), None)
+        ) is not None:
+            problem = f"expected a list of {widths[0]} numbers as in row 0, got {widths[row] or 'none'}"
+            raise DataError(problem, path=path, row=row, column=label)
         columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]
     return memory_table(os.fspath(path), columns)

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,30 +26,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from difformer.data.own.cell_values import canonical_id, gap_words, label_text, loose_id
+from difformer.data.own.cell_values import number as number_of
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import ROWS, Features, named_array, needed_array
-from difformer.data.own.table import (
-    GAP_WORDS,
-    Column,
-    Ids,
-    Path_,
-    Table,
-    Values,
-    canonical_id,
-    frame_column,
-    is_missing,
-    is_pandas,
-    loose_id,
-    positions,
-)
-from difformer.data.own.table import number as number_of
+from difformer.data.own.table import Column, Columns, Ids, Path_, Table, Values, frame_column, positions
 from difformer.data.split import labelled
 from difformer.data.task import Problem
 from difformer.errors import DataError, UserError, in_file
 
 MANY_CLASSES = 20
-FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
-NEAR_ROWS = 20  # labelled rows from which a nearly perfect one is pointed out too
+FEW_ROWS = 10  # with fewer labelled rows a perfect association may be chance
+NEAR_ROWS = 20  # with at least this many, a nearly perfect one gets a note too
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
 DETERMINES = "determines the label in"  # what a note on such a column says
 
@@ -59,47 +48,49 @@ class Labels:
 
     columns: Sequence[Sequence[Any]]  # each with one cell per instance; empty if there is no label
     names: tuple[str, ...] = ()  # of the columns
-    path: Path_ | None = None  # the file they are from, if there is one
-    table: Table | None = None  # that file, if it is a table
-    rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
-    places: Sequence[int] = ()  # positions of `columns` in the table
     classes: Sequence[str] = ()  # in order, if the file names them
     notes: Sequence[str] = ()  # what was guessed about a file of labels
+    #: Makes errors name the place in the file instead of an instance and a column of labels.
+    locate: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def locate(self) -> AbstractContextManager[None]:
-        """Make errors name the place in the file instead of an instance and a column of labels."""
-        if self.table is None:
-            return in_file(self.path)
-        return self.table.locate({i + 1: place for i, place in enumerate(self.places)}, self.rows)
+
+def _labels_of(table: Table, at: Sequence[int], rows: Sequence[int | None], notes: Sequence[str] = ()) -> Labels:
+    """The labels in the columns `at` of a table, whose `rows` are in the order of the instances."""
+    cells = [["" if row is None else table.cells[i][row] for row in rows] for i in at]
+    locate = partial(table.locate, {i + 1: place for i, place in enumerate(at)}, rows)
+    return Labels(cells, tuple(table.names[i] for i in at), (), notes, locate)
 
 
 def labels_in(found: Features) -> Labels:
     """The labels in the file of the features."""
     if (table := found.table) is not None:
-        if not (at := found.roles.labels):
+        if not table.labels:
             raise DataError("label_columns: expected at least one column", path=found.path, argument="label_columns")
-        return Labels([table.cells[i] for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
+        return _labels_of(table, table.labels, range(table.rows))
     names, y, classes = named_array(found.arrays, "class_names"), named_array(found.arrays, "y"), list[str]()
     if y is None:
         problem = f"holds no labels (an array called y); pass labels=FILE; it has {', '.join(found.arrays)}"
         raise DataError(problem, path=found.path, argument="labels")
     if isinstance(names, np.ndarray) and isinstance(y, np.ndarray) and names.ndim == 1 and y.dtype.kind not in "bf":
         known = [canonical_id(name) for name in names.tolist()]
-        if len(set(known)) == len(known) and "" not in known:
-            if y.dtype.kind not in "iu":
-                classes = known
-            elif y.ndim == 1 and y.size and y.min() >= -1 and y.max() < len(known):  # -1 is unlabelled
-                y, classes = [known[i] if i >= 0 else "" for i in y.tolist()], known
-    return labels_from(y, None, found.x.shape[0], found.path, classes)
+        distinct, whole = len({"", *known}) > len(known), y.dtype.kind in "iu"
+        if distinct and (not whole or (y.ndim == 1 and {*y.tolist()} <= {*range(-1, len(known))})):  # -1 is unlabelled
+            y, classes = [known[i] if i >= 0 else "" for i in y.tolist()] if whole else y, known
+    return replace(labels_from(y, None, found.x.shape[0], found.path), classes=classes)
 
 
-def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, classes: Sequence[str] = ()) -> Labels:
-    """Labels of `size` rows from an object in memory, or from an array of the file `path`.
-
-    Labels and rows from pandas are matched by index.
-    """
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
+    """Labels of `size` rows from memory, matched with `x` by index if both are from pandas, or from the file `path`."""
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
-        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
+        hint = "; from_frame takes the name of a column" if isinstance(y, str) else ""
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}{hint}")
+    if hasattr(y, "iloc") and hasattr(x, "iloc") and not y.index.equals(x.index):  # both are from pandas
+        if not y.index.is_unique:
+            twice = y.index[y.index.duplicated()][0]
+            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
+        if len(absent := y.index.difference(x.index, sort=False)):
+            raise DataError(f"y: its index holds {absent[0]!r}, which that of x does not")
+        y = y.astype(object).reindex(x.index)
     names: tuple[str, ...] = ()
     if hasattr(y, "columns"):
         names = tuple(str(label) for label in y.columns)
@@ -113,20 +104,11 @@ def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, classes: S
             raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
         given = [array] if len(shape) == 1 else list(array.T)
     columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
-    if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
-        labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
-        place = {label: i for i, label in enumerate(labels)}
-        if len(place) != len(labels):
-            twice = next(label for label in labels if labels.count(label) > 1)
-            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
-        if absent := place.keys() - set(rows):
-            raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
-        columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
     if not columns or len(columns[0]) != size:
         raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
-    return Labels(
-        columns, names if path is None else tuple(map(str, range(1, len(columns) + 1))), path, classes=classes
-    )
+    if path is not None:
+        names = tuple(map(str, range(1, len(columns) + 1)))
+    return Labels(columns, names, locate=partial(in_file, path))
 
 
 @dataclass(frozen=True)
@@ -139,6 +121,11 @@ class Targets:
     class_names: tuple[str, ...]
     notes: Sequence[str] = ()
 
+    @property
+    def known(self) -> Tensor:
+        """The instances with a label."""
+        return labelled(self.y)
+
 
 def encode_targets(
     columns: Sequence[Sequence[Any]],
@@ -148,43 +135,51 @@ def encode_targets(
     class_names: Sequence[str] = (),
     missing: Sequence[str] | None = None,
 ) -> Targets:
-    """Targets from columns of cells: texts, numbers, None.
-
-    `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
-    texts that mean no label, ignoring case, instead of the rule above. Errors name the row and the column of labels.
-    """
-    if problem is not None and problem not in get_args(Problem):
+    """Targets from columns of texts, numbers and None by the rules above; errors name row and column of the labels."""
+    if problem not in (None, *get_args(Problem)):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
     strings = (value for column in columns for value in column if isinstance(value, str))
     if spaced := [text for text in strings if text.strip() not in ("", text)]:
         notes.append(f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}")
+    values = [{c: number_of(c) for c in dict.fromkeys(column) if c not in unknown} for column in cells]
     if len(cells) == 1 and problem != "multilabel":
-        values = {cell: number_of(cell) for cell in dict.fromkeys(cells[0]) if cell not in unknown}
-        fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
+        fractions = [c for c, v in values[0].items() if v is not None and v == v and not v.is_integer()]
         if problem is None and fractions:
-            if texts := [cell for cell, value in values.items() if value is None]:
+            if texts := [cell for cell, value in values[0].items() if value is None]:
                 said = f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, "
                 said += f"or pass missing={texts[0]} if it means no label, or problem=multiclass if all are names"
                 raise DataError(said, row=cells[0].index(texts[0]), column=1)
             problem = "regression"
         if problem != "regression":
-            return _classes(cells[0], values, problem, class_names, missing is None, notes)
+            if missing is None and "-1" in values[0] and not {*values[0]} <= {"-1", "1"}:
+                del values[0]["-1"]
+                notes.append(f"label -1 was read as unlabelled ({cells[0].count('-1')} instances)")
+            guess = problem is None and not len(class_names)
+            return _classes(cells[0], values[0], class_names, guess, notes)
+    elif problem == "multiclass":
+        said = f"labels: a class is one column, got {len(cells)}"
+        raise DataError(f"{said}; name the one, or pass problem=multilabel")
     else:
-        if problem == "multiclass":
-            said = f"labels: a class is one column, got {len(cells)}"
-            raise DataError(f"{said}; name the one, or pass problem=multilabel")
-        unsaid = {*unknown, "-1"} if missing is None else unknown
-        other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
-        other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
+        truth = {"0", "1", "true", "false", *(["-1"] if missing is None else [])}
+        other = [(i, text) for i, known in enumerate(values) for text in known if text.lower() not in truth]
         if problem == "multilabel" and other:
-            place, value = other[0]
-            said = f"several labels at a time must be 0 or 1, got {value!r}"
-            raise DataError(said, row=cells[place].index(value), column=place + 1)
+            said = f"several labels at a time must be 0 or 1, got {other[0][1]!r}"
+            raise DataError(said, row=cells[other[0][0]].index(other[0][1]), column=other[0][0] + 1)
         problem = problem or ("regression" if other else "multilabel")
-        unknown = unsaid if problem == "multilabel" else unknown
-    return _numbers(cells, tuple(names), problem, unknown, notes)
+        for known in values if problem == "multilabel" and missing is None else ():
+            known.pop("-1", None)
+    y = np.full((len(cells[0]), len(cells)), np.nan)
+    for i, (texts, known) in enumerate(zip(cells, values, strict=True)):
+        if wrong := [text for text, value in known.items() if value is None or np.isinf(value)]:
+            raise DataError(f"expected a number, got {wrong[0]!r}", row=texts.index(wrong[0]), column=i + 1)
+        y[:, i] = [known.get(text, np.nan) for text in texts]
+    if np.isnan(y).all():
+        raise DataError("labels: found no label at all")
+    target = torch.from_numpy(y.astype(np.float32))
+    alone = problem == "regression" and len(cells) == 1
+    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else tuple(names), notes)
 
 
 def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], list[str]]:
@@ -203,43 +198,13 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
     return {""}, [f"labels {shown} were read as classes; {how}"]
 
 
-def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
-    """Words such as ``none`` or ``NA`` among labels, and what all others are if such words mean no label.
-
-    The others are ``"numbers"``, ``"true or false"`` or both; an empty text means that the words are classes.
-    """
-    doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
-    others = {cell.lower() for cell in cells if cell} - GAP_WORDS
-    if not doubtful or not others or any(number_of(cell) is None for cell in others):
-        return doubtful, ""
-    truth = others & {"true", "false"}
-    return doubtful, "true or false" if truth == others else "numbers, true or false" if truth else "numbers"
-
-
-def label_text(value: Any) -> str:
-    """The text of a cell; empty for a missing one."""
-    if is_missing(value):
-        return ""
-    text = canonical_id(value.item() if isinstance(value, np.generic) else value)
-    return text[1:] if text[:1] == "+" and text[1:].isdigit() else text
-
-
 def _classes(
-    cells: list[str],
-    values: dict[str, float | None],
-    problem: Problem | None,
-    class_names: Sequence[str],
-    by_rule: bool,
-    notes: list[str],
+    cells: list[str], values: dict[str, float | None], class_names: Sequence[str], guess: bool, notes: list[str]
 ) -> Targets:
     """Classes: in numerical order if all are numbers, otherwise in alphabetical order."""
-    if by_rule and "-1" in values and not {*values} <= {"-1", "1"}:
-        del values["-1"]
-        notes.append(f"label -1 was read as unlabelled ({cells.count('-1')} instances)")
     texts = None in values.values()
     found = sorted(values) if texts else sorted(values, key=lambda cell: (values[cell], cell))
     known = sum(cell in values for cell in cells)
-    guess = problem is None and not len(class_names)
     if guess and len(found) > max(MANY_CLASSES, known / 2):
         said = f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
         said += "quantities, problem=multiclass if they are classes, or name another column"
@@ -261,50 +226,21 @@ def _classes(
     return Targets(y, "multiclass", len(order), tuple(order), notes)
 
 
-def _numbers(
-    cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str], notes: list[str]
-) -> Targets:
-    y = np.full((len(cells[0]), len(cells)), np.nan)
-    for column, texts in enumerate(cells):
-        known = {text: number_of(text) for text in dict.fromkeys(texts) if text not in unknown}
-        for text, value in known.items():
-            if value is None or np.isinf(value):
-                raise DataError(f"expected a number, got {text!r}", row=texts.index(text), column=column + 1)
-        y[:, column] = [known.get(text, np.nan) for text in texts]
-    if np.isnan(y).all():
-        raise DataError("labels: found no label at all")
-    target = torch.from_numpy(y.astype(np.float32))
-    alone = problem == "regression" and len(cells) == 1
-    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names, notes)
-
-
 def read_labels(
-    path: Path_,
-    *,
-    size: int,
-    ids: Ids | None = None,
-    columns: Column | Sequence[Column] | None = None,
-    id_column: Column | bool | None = None,
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
+    path: Path_, size: int, ids: Ids | None, columns: Columns | None, key: Column | bool | None, format: TextFormat
 ) -> Labels:
-    """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
-
-    `id_column` is True for the first column, False if labels are in the order of the features, None to find out.
-    `columns` None takes all but the ids. A label of an unknown row, a second label and a wrong number of labels are
-    errors.
-    """
+    """Labels in the order of the features, by the `ids` of their rows or in order; None means detect it."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         return labels_from(needed_array(path, "y", "x")[0], None, size, path)
     table = open_table(path, format, role="labels", ids=ids)
     table.read(range(len(table.names)))
     given = None if columns is None else table.find_all(columns, "label_columns")
-    at = _ids_at(table, size, ids, id_column, given)
+    at = _ids_at(table, size, ids, key, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)
-    rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
-    ordered = [["" if row is None else table.cells[i][row] for row in rows] for i in chosen]
-    return Labels(ordered, tuple(table.names[i] for i in chosen), path, table, rows, chosen, notes=table.notes)
+    rows: Sequence[int | None] = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
+    return _labels_of(table, chosen, rows, table.notes)
 
 
 def _ids_at(
@@ -315,12 +251,10 @@ def _ids_at(
         return 0 if id_column else None
     if id_column is not None:
         return table.find(id_column, "label_ids")
-    free = [i for i in range(len(table.names)) if i not in (labels or ())]
-    usual = [i for i in table.named_like("ids") if i in free]
-    if len(table.names) == 1 or (not usual and 0 not in free):
-        return None
-    if usual:
+    if usual := [i for i in table.named_like("ids") if i not in (labels or ()) and len(table.names) > 1]:
         return usual[0]
+    if len(table.names) == 1 or 0 in (labels or ()):
+        return None
     if ids is not None:
         loose = {loose_id(name) for name in ids}
         known = sum(loose_id(cell) in loose for cell in table.cells[0])
@@ -330,10 +264,10 @@ def _ids_at(
     return None if plain and table.rows == size > 2 else 0
 
 
-def _rows_in_order(table: Table, size: int) -> list[int | None]:
-    """Rows of the table, one per row of the features; blank lines count as missing labels only if they must."""
-    rows: list[int | None] = list(range(table.rows))
-    if len(rows) != size and len(table.names) == 1:
+def _rows_in_order(table: Table, size: int) -> list[int]:
+    """Rows of the table, one per row of the features; blank lines are missing labels only if the count requires it."""
+    rows, alone = list(range(table.rows)), len(table.names) == 1
+    if len(rows) != size and alone:
         rows = [row for row in rows if table.cells[0][row]]
     if len(rows) == size:
         return rows
@@ -343,7 +277,7 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
         hint += "; pass header=true if the first row is a name"
     elif len(rows) == size - 1 and table.named:
         hint += "; pass header=false if the first row is a label"
-    elif table.rows < size and len(table.names) == 1:
+    elif table.rows < size and alone:
         hint += "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
     raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
@@ -357,20 +291,19 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int |
     elif ids is None:
         hint = "; add a column of ids to the features (ids= names it) or, if labels are in the order of the rows, pass "
         hint += "label_ids=false and label_columns= with that of the labels"
-    row_of: list[int | None] = [None] * size
+    row_of: dict[int, int] = {}
     with table.locate({None: at}):
         for row, place in enumerate(positions(cells, size, ids, what="row", hint=hint).tolist()):
-            if (first := row_of[place]) is not None:
+            if (first := row_of.setdefault(place, row)) != row:
                 problem = f"a second label for {cells[row]!r}, the first is on {table.place(first)}"
                 raise DataError(problem, row=row)
-            row_of[place] = row
-    return row_of
+    return [row_of.get(place) for place in range(size)]
 
 
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
     """Notes on labels that look misspelt, and on columns that determine the label in nearly every labelled row."""
     notes = _odd_labels(targets) if targets.problem == "multiclass" else []
-    known = labelled(targets.y).numpy()
+    known = targets.known.numpy()
     if len(known) < FEW_ROWS or targets.y.dim() != 1:
         return notes
     y = targets.y.numpy()[known]
@@ -389,24 +322,20 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
 
 
 def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:
-    """How a column tells the class, and in how many rows; 0 if it does not.
-
-    Each value stands for its most frequent class. All rows must agree, or, if there are many per value, 95 % of all and
-    80 % of those outside the largest class. Numbers of many values must form one interval per class, but for 2 %.
-    """
+    """How a column determines the class, and in how many rows; 0 if it does not."""
     numeric = isinstance(values, np.ndarray)
     cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[row] for row in known.tolist()]
     size, different, classes = len(known), len(set(cells)), np.unique(y, return_counts=True)[1]
     rest = size - int(classes.max())
-    best: dict[object, tuple[int, int]] = {}
-    if different <= min(MOST_VALUES, size // 2):
+    if different <= min(MOST_VALUES, size // 2):  # each value stands for its most frequent class
+        best: dict[object, tuple[int, int]] = {}
         for (value, label), count in Counter(zip(cells, y.tolist(), strict=True)).items():
             best[value] = max(best.get(value, (0, 0)), (count, label))
         wrong = size - sum(count for count, _ in best.values())
         many = size >= NEAR_ROWS and different <= (2 * len(classes) if numeric else size // 5)
         if len({label for _, label in best.values()}) > 1 and wrong <= many * min(0.05 * size, 0.2 * rest):
             return "", size - wrong
-    if numeric and size >= NEAR_ROWS and rest >= 5 and different > size // 5:
+    if numeric and size >= NEAR_ROWS and rest >= 5 and different > size // 5:  # one interval of numbers per class
         changes = int((np.diff(y[np.argsort(cells, kind="stable")]) != 0).sum())
         wrong = (changes - len(classes) + 2) // 2  # a row among others of another class makes two changes
         if wrong <= min(0.02 * size, 0.2 * rest):

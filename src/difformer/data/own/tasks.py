@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.own.csv_files import ARRAY_ENDINGS, PYG_ENDINGS, TextFormat
 from difformer.data.own.features import Features, Selection, features_from, load_features, select_features
 from difformer.data.own.graphs import Found, edges_from, edges_in, join_graphs, read_edges, read_pyg
 from difformer.data.own.row_splits import Splits, drawn_splits, given_splits, named_splits, splits_of
-from difformer.data.own.table import Column, Path_, frame_table, index_of_ids, names_ids, row_ids
+from difformer.data.own.table import Column, Path_, frame_table, names_ids, row_ids
 from difformer.data.own.targets import Labels, Targets, encode_targets, labels_from, labels_in, read_labels, suspicions
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.task import Problem, Task
@@ -34,7 +33,7 @@ from difformer.errors import DataError, UserError, did_you_mean, in_file, listed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FEW_NUMBERS = 10  # so few different whole numbers look like classes
+FEW_NUMBERS = 10  # with at most this many different whole numbers, targets look like classes
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 
 
@@ -162,19 +161,19 @@ def from_files(
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
         remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
         raise DataError(f"holds {what}; {remedy}", path=features)
-    columns: Any = {"columns": label_columns, "id_column": label_ids, "format": format("labels")}
+    columns: Any = {"columns": label_columns, "key": label_ids, "format": format("labels")}
     with in_file(labels or features):
         target = labels_in(found) if labels is None else read_labels(labels, size=size, ids=index, **columns)
     chosen["class_names"] = class_names if len(class_names) else target.classes
-    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found, index)}
+    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found)}
     graph = edges_in(found) if edges is None else read_edges(edges, num_nodes=size, ids=index, **columns)
-    return assemble(found, target, graph, chosen, edge_path=edges or features)
+    return assemble(found, target, graph, chosen, edges or features)
 
 
-def _id_hint(found: Features, index: Mapping[str, int] | None) -> str:
-    """For edges that name rows that have no ids: the columns that look like ids."""
+def _id_hint(found: Features) -> str:
+    """The remedy if edges name rows by ids and rows have none: the columns that look like ids."""
     texts = [(name, values) for name, values in found.raw if isinstance(values, list) and "" not in values]
-    likely = [name for name, values in texts if index is None and len(set(values)) == len(values)]
+    likely = [name for name, values in texts if not found.ids and len(set(values)) == len(values)]
     likely = [name for name in likely if names_ids(name)] or likely
     return f"; pass {' or '.join(f'ids={name}' for name in likely[:4])}, where no text comes twice" if likely else ""
 
@@ -212,29 +211,18 @@ def from_frame(
     chosen = _chosen("from_frame", {"standardize": True, **choices})
     if not hasattr(frame, "columns"):
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
-    columns = _columns_named(label, frame, "label: the frame")
+    columns = [label] if isinstance(label, str) else [*map(str, label)] if isinstance(label, (list, tuple)) else []
+    if not isinstance(label, str) and len({*columns} & {*map(str, frame.columns)}) < len(columns):
+        columns = []  # these are labels; names of columns would be distinct
     options: dict[str, Any] = {"drop": drop, "categories": categories, "dates": dates, "split_column": split_column}
     options |= {"ids": False if ids is None else ids, "label_columns": columns or (None if label is None else ())}
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
     found = select_features(frame_table(frame), selection)
     found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
-    index, graph = found.index, None
-    labels = labels_in(found) if found.roles.labels else labels_from(label, frame, found.x.shape[0])
-    if edges is not None:
-        graph = edges_from(edges, edge_weight, num_nodes=len(frame), ids=index, hint=_id_hint(found, index))
+    nodes: Any = {"num_nodes": len(frame), "ids": found.index, "hint": _id_hint(found)}
+    labels = labels_in(found) if columns or label is None else labels_from(label, frame, found.x.shape[0])
+    graph = None if edges is None else edges_from(edges, edge_weight, **nodes)
     return assemble(found, labels, graph, chosen)
-
-
-def _columns_named(y: Any, frame: Any, called: str) -> list[str]:
-    """The columns of a frame that `y` names; none if it holds labels instead: those come more than once."""
-    given = [y] if isinstance(y, str) else list(y) if isinstance(y, (list, tuple)) else []
-    wanted, known = [str(column) for column in given], [str(column) for column in frame.columns]
-    if wanted and len(set(wanted)) == len(wanted) and set(wanted) <= set(known):
-        return wanted
-    if isinstance(y, str):
-        problem = f"{called} has no column {y!r}; {did_you_mean(y, known)}it has {listed(known, 20)}"
-        raise DataError(problem, argument="label")
-    return []
 
 
 def from_arrays(
@@ -254,8 +242,7 @@ def from_arrays(
         x: Features ``[N, F]``; ``[T, N, F]`` for a series of snapshots. A sparse matrix stays sparse. The index of a
             pandas frame names its rows, unless it only counts them.
         y: Labels, one per row, or several columns: see `difformer.data.own.targets`; of a series ``[T, N]`` numbers.
-            With a frame for `x` also the name of its column, or a list of names. Labels from pandas are matched with
-            `x` by index if both have one.
+            Labels from pandas are matched with `x` by index if both have one.
         edge_index: The graph, if any: ``[2, E]``, ``[E, 2]``, pairs of ids, an adjacency matrix, a frame of edges; for
             a series also a list with one per snapshot.
         edge_weight: ``[E]`` weights ≥ 0; for a list of graphs a list.
@@ -285,27 +272,21 @@ def from_arrays(
     chosen = _chosen("from_arrays", choices)
     if edge_index is None and edge_weight is not None:
         raise DataError("edge_weight: weights without edges; pass edge_index too")
-    if hasattr(x, "columns") and (columns := _columns_named(y, x, "y: x")):
-        places = {str(column): column for column in x.columns}
-        x, y = x[[column for name, column in places.items() if name not in columns]], x[[places[c] for c in columns]]
-    features, columns_ = features_from(x)
-    names, ids = tuple(map(str, feature_names)) or columns_, tuple(map(str, instance_names))
+    features, columns = features_from(x)
+    names, ids = tuple(map(str, feature_names)) or columns, tuple(map(str, instance_names))
     if features.dim() == 3:
         return _series(Features(features, names, ids), y, edge_index, edge_weight, chosen)
-    ids = ids or (row_ids(x) if node_ptr is None else ())
-    index = index_of_ids(ids) if ids and node_ptr is None else None
     ptr = None if node_ptr is None else torch.as_tensor(node_ptr)
     if ptr is not None and (ptr.dim() != 1 or bool((ptr != ptr.long()).any())):
         raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
-    ptr = None if ptr is None else ptr.long()
-    labels = labels_from(y, x, features.shape[0] if ptr is None else ptr.numel() - 1)
-    graph = None
-    if edge_index is not None:
-        graph = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
-    return assemble(Features(features, names, ids), labels, graph, chosen, node_ptr=ptr)
+    found = Features(features, names, ids or row_ids(x)) if ptr is None else Features(features, names, ids, ptr.long())
+    size, index = features.shape[0], found.index
+    labels = labels_from(y, x, size if ptr is None else ptr.numel() - 1)
+    graph = None if edge_index is None else edges_from(edge_index, edge_weight, num_nodes=size, ids=index)
+    return assemble(found, labels, graph, chosen)
 
 
-def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choices]) -> Task:
+def from_pyg(data: Any, **choices: Unpack[Choices]) -> Task:
     """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
 
     PyG lists both directions of an undirected edge. If an edge comes in one direction only, the other one is added
@@ -314,16 +295,15 @@ def from_pyg(data: Any, *, use_positions: bool = False, **choices: Unpack[Choice
     splits, unless `splits` is given.
 
     Args:
-        data: What to take over.
-        use_positions: Append ``pos`` to the features; without ``x``, ``pos`` is used in any case.
+        data: What to take over; without ``x``, ``pos`` holds the features.
         **choices: See `from_arrays`; self-loops are kept as they are unless ``self_loops`` says otherwise.
 
     Raises:
         DataError: If something is absent or contradicts the rest; the message says in which graph.
     """
     chosen = _chosen("from_pyg", {"self_loops": "keep", **choices})
-    x, y, ptr, graph, arrays = join_graphs(data, use_positions=use_positions, directed=chosen["directed"])
-    return assemble(Features(x, arrays=arrays), labels_from(y, None, y.shape[0]), graph, chosen, node_ptr=ptr)
+    found, y, graph = join_graphs(data, directed=chosen["directed"])
+    return assemble(found, labels_from(y, None, y.shape[0]), graph, chosen)
 
 
 def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: Choices) -> Task:
@@ -344,13 +324,14 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
     given = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
-    notes = list(dict.fromkeys(note for found_edges in given for note in found_edges[2]))
-    done = [tidy_edges(*edges[:2], num_nodes=x.shape[1], **_edge_rules(chosen)) for edges in given]
-    weighted = any(weight is not None for _, weight in done)
-    if weighted:  # a matrix of ones has no weights, its neighbours may have
-        done = [(index, torch.ones(index.shape[1]) if weight is None else weight) for index, weight in done]
-    edges: Any = {"edge_index": tuple(index for index, _ in done) if several else done[0][0]} if done else {}
-    edges |= {"edge_weight": tuple(weight for _, weight in done) if several else done[0][1]} if weighted else {}
+    notes = list(dict.fromkeys(note for *_, said in given for note in said))
+    rules = {"num_nodes": x.shape[1], **_edge_rules(chosen)}
+    done = [tidy_edges(index, weight, **rules) for index, weight, _ in given]
+    edges: Any = {"edge_index": tuple(index for index, _ in done)} if done else {}
+    if any(weight is not None for _, weight in done):  # a matrix of ones has no weights, its neighbours may have
+        edges["edge_weight"] = tuple(torch.ones(index.shape[1]) if weight is None else weight for index, weight in done)
+    if not several:
+        edges = {name: value for name, (value,) in edges.items()}
     splits = given_splits(chosen["splits"]) or drawn_splits(None, x.shape[0], chosen["fractions"], (0,))
     values = target[target.isfinite()].unique()
     if chosen["problem"] is None and values.numel() <= FEW_NUMBERS and torch.equal(values, values.round()):
@@ -362,24 +343,16 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
         notes.append(f"snapshots were split in time order: {order}; pass fractions= or splits= for another split")
     targets = Targets(target, "regression", 1 if target.dim() == 2 else target.shape[2], ())
     protocol = f"own data, series; {splits[0].name}"
-    return _task(found, targets, chosen, kind="series", protocol=protocol, splits=splits, notes=tuple(notes), **edges)
+    return _task(found, targets, chosen, protocol=protocol, splits=splits, notes=tuple(notes), **edges)
 
 
 def _task(found: Features, targets: Targets, chosen: Choices, **parts: Any) -> Task:
     """The task of these features, targets and other `parts`."""
+    about = {"name": chosen["name"], "metric": chosen["metric"] or METRICS[targets.problem], **vars(targets), **parts}
+    about["kind"] = "series" if found.x.dim() == 3 else "nodes" if found.node_ptr is None else "graphs"
+    about |= {"instance_names": found.ids, "feature_names": found.names, "preprocessing": found.preprocessing}
     try:
-        return Task(
-            name=chosen["name"],
-            problem=targets.problem,
-            metric=chosen["metric"] or METRICS[targets.problem],
-            y=targets.y,
-            num_outputs=targets.num_outputs,
-            class_names=targets.class_names,
-            instance_names=found.ids,
-            feature_names=found.names,
-            preprocessing=found.preprocessing,
-            **{"x": found.x, **parts},
-        )
+        return Task(x=found.x, node_ptr=found.node_ptr, **about)
     except UserError as error:
         raise error if isinstance(error, DataError) else DataError(str(error)) from error
 
@@ -388,31 +361,28 @@ def _edge_rules(chosen: Choices) -> dict[str, Any]:
     return {"directed": chosen["directed"], "self_loops": chosen["self_loops"], "duplicates": chosen["duplicates"]}
 
 
-def assemble(
-    found: Features,
-    labels: Labels,
-    graph: Found | None,
-    chosen: Choices,
-    *,
-    edge_path: Path_ | None = None,
-    node_ptr: Tensor | None = None,
-) -> Task:
-    """A task of nodes, or of graphs if there is a `node_ptr`; `graph` holds edges as given, from `edge_path`."""
+def assemble(found: Features, labels: Labels, graph: Found | None, chosen: Choices, path: Path_ | None = None) -> Task:
+    """A task of nodes or of graphs; `graph` holds edges as given, from the file `path` if from a file."""
     check_choices(chosen["self_loops"], chosen["duplicates"])
     with labels.locate():
         rule: Any = {"problem": chosen["problem"], "missing": chosen["missing"]}
         targets = encode_targets(labels.columns, names=labels.names, class_names=chosen["class_names"], **rule)
     remarks = [*targets.notes, *found.notes, *labels.notes, *suspicions(found.raw, targets)]
-    protocol, index, weight = "own data, no graph", None, None
+    protocol, edges = "own data, no graph", dict[str, Any]()
     if graph is not None:
         done = {"add": "added", "remove": "removed", "keep": "as given"}[chosen["self_loops"]]
         directions = "directed" if chosen["directed"] else "both directions listed"
         protocol = f"own data, given graph, {directions}, self-loops {done}"
-        with in_file(edge_path):
-            names = found.ids if node_ptr is None else ()
+        with in_file(path):
+            names = found.ids if found.node_ptr is None else ()
             index, weight = tidy_edges(*graph[:2], num_nodes=found.x.shape[0], names=names, **_edge_rules(chosen))
-        remarks += [*graph[2], *_unheard(index)]
-    x, scaling = found.x, None
+        edges = {"edge_index": index, "edge_weight": weight}
+        remarks += graph[2]
+        if lost := int((~torch.isin(*index)).sum()):  # in-degree normalisation gives edges of such a sender weight zero
+            why = "directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0"
+            how = "pass self_loops=add, or train with graph_norm=random_walk"
+            remarks.append(f"{lost} of {index.shape[1]} {why}: {how}")
+    scaling = None
     if found.preprocessing is not None:
         protocol += "; columns encoded"
     else:
@@ -420,33 +390,13 @@ def assemble(
         end = "nothing can be learned from a column that never changes"
         remarks += [f"constant column{'s' * (len(still) > 1)}: {listed(still, 6)}; {end}"] if still else []
         if chosen["standardize"]:
-            scaling = Scaling.of(x)
-            x = scaling(x)
+            scaling = Scaling.of(found.x)
+            found = replace(found, x=scaling(found.x))
             remarks.append(scaling.describe(found.names))
             protocol += "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
-            remarks += uneven(x, found.names)
+            remarks += uneven(found.x, found.names)
     splits = splits_of(found, targets, chosen, remarks)
-    return _task(
-        found,
-        targets,
-        chosen,
-        kind="nodes" if node_ptr is None else "graphs",
-        protocol=f"{protocol}; {named_splits(splits)}",
-        x=x,
-        scaling=scaling,
-        splits=splits,
-        edge_index=index,
-        edge_weight=weight,
-        node_ptr=node_ptr,
-        notes=tuple(remarks),
-    )
-
-
-def _unheard(edge_index: Tensor) -> list[str]:
-    """A note on edges whose sender receives nothing, to which in-degree normalisation gives weight zero."""
-    source, target = edge_index
-    lost = int((~torch.isin(source, target)).sum())
-    how = "pass self_loops=add, or train with graph_norm=random_walk"
-    why = f"directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0: {how}"
-    return [f"{lost} of {source.numel()} {why}"] if lost else []
+    protocol = f"{protocol}; {named_splits(splits)}"
+    parts: Any = {"protocol": protocol, "splits": splits, "scaling": scaling, "notes": tuple(remarks)}
+    return _task(found, targets, chosen, **parts, **edges)
