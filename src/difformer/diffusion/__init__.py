@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     )
     from difformer.diffusion.counterexamples import COUNTEREXAMPLES as COUNTEREXAMPLES
     from difformer.diffusion.coupling import (
-        COUPLINGS as COUPLINGS,
         AllPairAttention as AllPairAttention,
         Coupling as Coupling,
         EdgeAttention as EdgeAttention,
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
         MatrixCoupling as MatrixCoupling,
         Mix as Mix,
         as_coupling as as_coupling,
-        make_coupling as make_coupling,
     )
-    from difformer.diffusion.dynamics import Diffused as Diffused, diffuse as diffuse, solve as solve
+    from difformer.diffusion.dynamics import diffuse as diffuse, solve as solve
     from difformer.diffusion.energy import (
         Energy as Energy,
         concave_conjugate as concave_conjugate,
@@ -69,9 +67,8 @@ _names, __getattr__, __dir__ = lazy_names(
     {
         "certificates": "CERTIFICATES Certificate certify",
         "counterexamples": "COUNTEREXAMPLES",
-        "coupling": "COUPLINGS AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix "
-        "as_coupling make_coupling",
-        "dynamics": "Diffused diffuse solve",
+        "coupling": "AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix as_coupling",
+        "dynamics": "diffuse solve",
         "energy": "Energy concave_conjugate dirichlet_energy effective_rank mixture nonnegative "
         "normalised_dirichlet_energy penalty smoothness surrogate_energy",
         "models": "MODELS propagate_labels",
