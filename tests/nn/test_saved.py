@@ -292,14 +292,6 @@ def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
         DIFFormer.from_pretrained("nowhere")
 
 
-def test_a_run_folder_is_not_mistaken_for_a_saved_model(tmp_path):
-    (tmp_path / "seed-0").mkdir()
-    (tmp_path / "config.toml").write_text("")
-    for folder in (tmp_path, tmp_path / "seed-0"):
-        with pytest.raises(PretrainedError, match=r"belongs to a run of `difformer fit`.*load_run"):
-            DIFFormer.from_pretrained(folder)
-
-
 def test_a_misspelt_name_with_a_parameter_gets_a_suggestion():
     with pytest.raises(ValueError, match=r"unknown diffusivity 'gausian:0\.5': did you mean gaussian"):
         DIFFormer(4, 8, 2, diffusivity="gausian:0.5")

@@ -94,9 +94,6 @@ class Pretrained(nn.Module):
         """
         folder = _local(folder)
         about, path = folder / CONFIG, folder / WEIGHTS
-        if not about.exists() and any((place / "config.toml").is_file() for place in (folder, folder.parent)):
-            load = "difformer.training.load_run(RUN).model"
-            raise PretrainedError(f"{folder} belongs to a run of `difformer fit`; its model is {load}")
         for file in (about, path):
             if not file.is_file():
                 raise FileNotFoundError(f"{file} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
