@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         smoothness as smoothness,
         surrogate_energy as surrogate_energy,
     )
-    from difformer.diffusion.models import MODELS as MODELS, propagate_labels as propagate_labels
+    from difformer.diffusion.models import propagate_labels as propagate_labels
     from difformer.diffusion.spectrum import (
         Spectrum as Spectrum,
         convergence_rate as convergence_rate,
@@ -71,7 +71,7 @@ _names, __getattr__, __dir__ = lazy_names(
         "dynamics": "diffuse solve",
         "energy": "Energy concave_conjugate dirichlet_energy effective_rank mixture nonnegative "
         "normalised_dirichlet_energy penalty smoothness surrogate_energy",
-        "models": "MODELS propagate_labels",
+        "models": "propagate_labels",
         "spectrum": "Spectrum convergence_rate laplacian_spectrum stable_step_size",
     },
     modules="pairs",

@@ -32,7 +32,6 @@ which is `diffuse` with coupling αS, source Y⁰ of weight 1 - α, step size on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,11 +112,6 @@ def difformer_s(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
 def difformer_a(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
     """Sigmoid diffusivity between all pairs."""
     return _options(AllPairAttention("sigmoid", metric), step_size)
-
-
-MODELS: dict[str, Callable[..., Options]] = {
-    setting.__name__: setting for setting in (mlp, gcn, gin, appnp, gcnii, gat, transformer, difformer_s, difformer_a)
-}
 
 
 def propagate_labels(
