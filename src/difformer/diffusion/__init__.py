@@ -25,11 +25,7 @@ from difformer.diffusivity import (
 )
 
 if TYPE_CHECKING:
-    from difformer.diffusion.certificates import (
-        CERTIFICATES as CERTIFICATES,
-        Certificate as Certificate,
-        certify as certify,
-    )
+    from difformer.diffusion.certificates import Certificate as Certificate, certify as certify
     from difformer.diffusion.counterexamples import COUNTEREXAMPLES as COUNTEREXAMPLES
     from difformer.diffusion.coupling import (
         AllPairAttention as AllPairAttention,
@@ -65,7 +61,7 @@ if TYPE_CHECKING:
 _names, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "certificates": "CERTIFICATES Certificate certify",
+        "certificates": "Certificate certify",
         "counterexamples": "COUNTEREXAMPLES",
         "coupling": "AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix as_coupling",
         "dynamics": "diffuse solve",
