@@ -113,12 +113,6 @@ def test_edge_attention_equals_masked_transformer_attention():
     assert isinstance(gat(graph)["coupling"], EdgeAttention)
 
 
-def test_a_temperature_can_be_chosen():
-    z = states(6, 1, channels=4)
-    s = torch.softmax(z @ z.T / 0.37, 1)
-    close(diffuse(z, **transformer(temperature=0.37, step_size=0.5)), 0.5 * z + 0.5 * s @ z)
-
-
 @pytest.mark.parametrize(("setting", "score"), [(difformer_s, lambda x: 1 + x), (difformer_a, torch.sigmoid)])
 def test_difformer_setting_equals_the_formula(setting, score):
     z = states(8, 0, channels=3)

@@ -98,10 +98,9 @@ def gat(
     return _options(EdgeAttention(graph, diffusivity, metric), step_size)
 
 
-def transformer(*, temperature: float | None = None, step_size: float = 1.0) -> Options:
-    """Softmax attention between all pairs of normalised states; the default temperature is √d."""
-    name = "softmax" if temperature is None else f"softmax:{temperature!r}"
-    return _options(AllPairAttention(name, "cosine"), step_size)
+def transformer(*, step_size: float = 1.0) -> Options:
+    """Softmax attention between all pairs of normalised states, with temperature √d."""
+    return _options(AllPairAttention("softmax", "cosine"), step_size)
 
 
 def difformer_s(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
