@@ -84,6 +84,9 @@ def stable_step_size(coupling: AnyCoupling, z: Tensor | None = None) -> float:
     directed graph, or a mix of attention and graph) the result is 1/max_i d̃_i, up to which each new state is an
     average of old ones.
 
+    Steps with ``conservation="unit"`` are the same where rows of S sum to one. For ``gcn`` weights take the step size
+    of ``random_walk`` weights, whose D̃ - S has the eigenvalues of I - S (isolated nodes add the eigenvalue 1).
+
     Args:
         coupling: Any coupling with ``s_ij ≥ 0``.
         z: States at which the coupling is computed; not needed for a constant coupling.
