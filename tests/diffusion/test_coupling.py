@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from random_systems import DIFFUSIVITY_NAMES, graphs, places, random_graph, seeds, states
 
 from difformer.diffusion import (
-    COUPLINGS,
     AllPairAttention,
     Diffusivity,
     EdgeAttention,
@@ -19,7 +18,7 @@ from difformer.diffusion import (
     as_diffusivity,
     pairs,
 )
-from difformer.diffusion.coupling import GRAPH_WEIGHTS, make_coupling
+from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.pairs import distance_factors, exchange_sums, largest_squared_distance, pair_sum
 from difformer.graph import Graph
 
@@ -180,7 +179,7 @@ def test_a_common_offset_does_not_lose_precision():
 def test_mixing_half_and_half_is_the_equation_of_the_paper():
     graph, z = random_graph(8, 0.4, False, False, 1), states(8, 1)
     latent, observed = AllPairAttention("simple"), GraphCoupling(graph, "gcn")
-    mixed = make_coupling("mixed", graph=graph)
+    mixed = Mix((latent, observed))
     close(mixed.matrix(z), (latent.matrix(z) + observed.matrix(z)) / 2)
     assert not mixed.static
     assert mixed.balance(z) is None
@@ -193,20 +192,6 @@ def test_gradients_reach_the_states():
     for coupling in (AllPairAttention("sigmoid"), EdgeAttention(graph, "sigmoid"), GraphCoupling(graph, "gin")):
         assert torch.autograd.gradcheck(coupling.propagate, (z,))
         assert torch.autograd.gradcheck(coupling.variation, (z,))
-
-
-@pytest.mark.parametrize("name", COUPLINGS)
-def test_couplings_by_name(name):
-    graph, z = random_graph(6, 0.5, False, False, 2), states(6, 2)
-    coupling = make_coupling(name, graph=graph, diffusivity="gaussian")
-    close(coupling.propagate(z), coupling.matrix(z) @ z)
-
-
-def test_coupling_names_that_need_a_graph_are_refused_without_one():
-    with pytest.raises(ValueError, match="coupling 'gcn' runs over observed edges: pass graph="):
-        make_coupling("gcn")
-    with pytest.raises(ValueError, match=r"unknown coupling 'randomwalk'; did you mean 'random_walk'\?"):
-        make_coupling("randomwalk")
 
 
 def test_invalid_couplings_are_refused():

@@ -6,8 +6,8 @@ from random_systems import random_graph, states
 from torch_geometric.nn import APPNP, GCN2Conv, GCNConv, GINConv, TransformerConv
 from torch_geometric.nn.models import LabelPropagation
 
-from difformer.diffusion import MODELS, EdgeAttention, diffuse, propagate_labels
-from difformer.diffusion.models import appnp, gat, gcn, gcnii, gin, mlp, transformer
+from difformer.diffusion import EdgeAttention, diffuse, propagate_labels
+from difformer.diffusion.models import appnp, difformer_a, difformer_s, gat, gcn, gcnii, gin, mlp, transformer
 from difformer.graph import Graph
 
 
@@ -113,21 +113,14 @@ def test_edge_attention_equals_masked_transformer_attention():
     assert isinstance(gat(graph)["coupling"], EdgeAttention)
 
 
-def test_a_temperature_can_be_chosen():
-    z = states(6, 1, channels=4)
-    s = torch.softmax(z @ z.T / 0.37, 1)
-    close(diffuse(z, **transformer(temperature=0.37, step_size=0.5)), 0.5 * z + 0.5 * s @ z)
-
-
-@pytest.mark.parametrize("name", ["difformer_s", "difformer_a"])
-def test_difformer_setting_equals_the_formula(name):
+@pytest.mark.parametrize(("setting", "score"), [(difformer_s, lambda x: 1 + x), (difformer_a, torch.sigmoid)])
+def test_difformer_setting_equals_the_formula(setting, score):
     z = states(8, 0, channels=3)
-    g = {"difformer_s": lambda x: 1 + x, "difformer_a": torch.sigmoid}[name](z @ z.T)
-    close(diffuse(z, **MODELS[name]()), 0.5 * z + 0.5 * (g / g.sum(1, keepdim=True)) @ z)
+    g = score(z @ z.T)
+    close(diffuse(z, **setting()), 0.5 * z + 0.5 * (g / g.sum(1, keepdim=True)) @ z)
 
 
-def test_every_row_of_the_table_has_its_setting(graph):
-    assert list(MODELS) == ["mlp", "gcn", "gin", "appnp", "gcnii", "gat", "transformer", "difformer_s", "difformer_a"]
+def test_a_teleport_probability_beyond_one_is_refused(graph):
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1.5"):
         appnp(graph, alpha=1.5)
 

@@ -91,15 +91,13 @@ def test_a_trajectory_begins_at_the_start_and_ends_at_the_last():
     close(diffuse(z, coupling, steps=0), z)
 
 
-def test_energies_come_back_on_request_with_or_without_the_trajectory():
+def test_energies_of_a_trajectory():
     z, coupling = states(6, 0), AllPairAttention("simple")
     energy = Energy(penalty("simple"), 0.1)
-    short = diffuse(z, coupling, steps=4, step_size=0.5, energy=energy)
-    whole = diffuse(z, coupling, steps=4, step_size=0.5, save="all", energy=energy)
-    close(short.energies, energy.along(whole.states))
-    close(short.energies, whole.energies)
-    close(short.states, whole.states[-1])
-    assert diffuse(z, coupling, steps=0, energy=energy).energies.shape == (0,)
+    found = diffuse(z, coupling, steps=4, step_size=0.5, save="all")
+    expected = [energy(found[k + 1], found[k]) for k in range(4)]
+    close(energy.along(found), torch.stack(expected))
+    assert energy.along(diffuse(z, coupling, steps=0, save="all")).shape == (0,)
 
 
 def test_one_transformation_per_step():

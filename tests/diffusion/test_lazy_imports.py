@@ -29,4 +29,4 @@ def test_subpackages_are_imported_lazily():
     code = "import sys, difformer; print('torch' in sys.modules); print(difformer.diffusion.models.gcn.__name__)"
     result = python(code + "; print(difformer.diffusion.diffuse.__name__, difformer.data.load.__name__)")
     assert result.stdout.split() == ["False", "gcn", "diffuse", "load"], result.stderr
-    assert {"make_coupling", "nonnegative", "normalised_dirichlet_energy", "COUNTEREXAMPLES"} <= set(diffusion.__all__)
+    assert {"as_coupling", "nonnegative", "normalised_dirichlet_energy", "COUNTEREXAMPLES"} <= set(diffusion.__all__)

@@ -19,7 +19,6 @@ def partition(
     parts: int = option("Number of parts: one per process, or more (a process then takes several).", 2, low=1),
     out: Path | None = option("New folder for the parts; parts/DATASET-P by default."),
     method: str = option("metis, stream (always available), or auto: METIS if it is installed.", "auto"),
-    seed: int = option("Seed of the order in which nodes are streamed.", 0),
 ) -> None:
     """Cut a graph into parts for several processes.
 
@@ -30,7 +29,7 @@ def partition(
     task = load(source)
     output.say("\n".join(describe_task(task, TrainConfig())))
     folder = out or Path("parts") / f"{task.name}-{parts}"
-    made = distributed.write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
+    made = distributed.write_partition(task, folder, parts, method=method, source=source.to_dict())
     found = made.quality
     output.json({"folder": folder, "method": made.about["method"], "sizes": made.sizes, **vars(found)})
     output.say(f"{counted(parts, 'parts')} by {made.about['method']}: {found.describe()}")

@@ -25,14 +25,9 @@ from difformer.diffusivity import (
 )
 
 if TYPE_CHECKING:
-    from difformer.diffusion.certificates import (
-        CERTIFICATES as CERTIFICATES,
-        Certificate as Certificate,
-        certify as certify,
-    )
+    from difformer.diffusion.certificates import Certificate as Certificate, certify as certify
     from difformer.diffusion.counterexamples import COUNTEREXAMPLES as COUNTEREXAMPLES
     from difformer.diffusion.coupling import (
-        COUPLINGS as COUPLINGS,
         AllPairAttention as AllPairAttention,
         Coupling as Coupling,
         EdgeAttention as EdgeAttention,
@@ -41,9 +36,8 @@ if TYPE_CHECKING:
         MatrixCoupling as MatrixCoupling,
         Mix as Mix,
         as_coupling as as_coupling,
-        make_coupling as make_coupling,
     )
-    from difformer.diffusion.dynamics import Diffused as Diffused, diffuse as diffuse, solve as solve
+    from difformer.diffusion.dynamics import diffuse as diffuse, solve as solve
     from difformer.diffusion.energy import (
         Energy as Energy,
         concave_conjugate as concave_conjugate,
@@ -56,7 +50,7 @@ if TYPE_CHECKING:
         smoothness as smoothness,
         surrogate_energy as surrogate_energy,
     )
-    from difformer.diffusion.models import MODELS as MODELS, propagate_labels as propagate_labels
+    from difformer.diffusion.models import propagate_labels as propagate_labels
     from difformer.diffusion.spectrum import (
         Spectrum as Spectrum,
         convergence_rate as convergence_rate,
@@ -67,14 +61,13 @@ if TYPE_CHECKING:
 _names, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "certificates": "CERTIFICATES Certificate certify",
+        "certificates": "Certificate certify",
         "counterexamples": "COUNTEREXAMPLES",
-        "coupling": "COUPLINGS AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix "
-        "as_coupling make_coupling",
-        "dynamics": "Diffused diffuse solve",
+        "coupling": "AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix as_coupling",
+        "dynamics": "diffuse solve",
         "energy": "Energy concave_conjugate dirichlet_energy effective_rank mixture nonnegative "
         "normalised_dirichlet_energy penalty smoothness surrogate_energy",
-        "models": "MODELS propagate_labels",
+        "models": "propagate_labels",
         "spectrum": "Spectrum convergence_rate laplacian_spectrum stable_step_size",
     },
     modules="pairs",

@@ -22,7 +22,7 @@ A coupling that depends on the states is computed at h(Z), for which the energy 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +31,6 @@ from difformer.diffusion.coupling import AnyCoupling, Coupling, as_coupling
 from difformer.errors import UserError, check_choice, require
 
 Transform = Callable[[Tensor], Tensor]
-Observable = Callable[[Tensor, Tensor], Tensor]
-
-
-class Diffused(NamedTuple):
-    """States, and the energy E(Z^(k+1), k) of every step."""
-
-    states: Tensor
-    energies: Tensor
 
 
 def flow(
@@ -62,15 +54,7 @@ def flow(
     return change if source is None else change + source
 
 
-@overload
-def diffuse(z: Tensor, coupling: AnyCoupling, *, energy: None = None, **options: Any) -> Tensor: ...
-
-
-@overload
-def diffuse(z: Tensor, coupling: AnyCoupling, *, energy: Observable, **options: Any) -> Diffused: ...
-
-
-def diffuse(  # type: ignore[misc]
+def diffuse(
     z: Tensor,
     coupling: AnyCoupling,
     *,
@@ -83,8 +67,7 @@ def diffuse(  # type: ignore[misc]
     activation: Transform | None = None,
     coupling_at: str = "transformed",
     save: str = "last",
-    energy: Observable | None = None,
-) -> Tensor | Diffused:
+) -> Tensor:
     """Diffuses states by explicit Euler steps, see the equation of `difformer.diffusion.dynamics`.
 
     Args:
@@ -98,11 +81,8 @@ def diffuse(  # type: ignore[misc]
         transform: h, one function for all steps or a sequence with one per step (also an ``nn.ModuleList``).
         activation: σ.
         coupling_at: The states at which the coupling is computed: ``"transformed"`` (h(Z)) or ``"input"`` (Z).
-        save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]``.
-        energy: A function of Z^(k+1) and Z^(k), such as an `Energy`, to evaluate at every step.
-
-    Returns:
-        The states; with `energy`, a `Diffused` pair of states and energies ``[steps]``.
+        save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]``, along which
+            `Energy.along` measures the energy of every step.
     """
     coupling = _checked(z, coupling, step_size, conservation, source)
     if steps < 0:
@@ -110,7 +90,7 @@ def diffuse(  # type: ignore[misc]
     check_choice("coupling_at", coupling_at, ("transformed", "input"))
     check_choice("save", save, ("last", "all"))
     inflow = _inflow(z, source, source_weight)
-    saved, energies = [z], []
+    saved = [z]
     for h in _transforms(transform, steps):
         before = saved[-1]
         moved = before if h is None else h(before)
@@ -125,15 +105,10 @@ def diffuse(  # type: ignore[misc]
         after = moved + step_size * rate
         if activation is not None:
             after = activation(after)
-        if energy is not None:
-            energies.append(energy(after, before))
         if save == "last":
             saved.clear()
         saved.append(after)
-    states = torch.stack(saved) if save == "all" else saved[-1]
-    if energy is None:
-        return states
-    return Diffused(states, torch.stack(energies) if energies else z.new_zeros(0))
+    return torch.stack(saved) if save == "all" else saved[-1]
 
 
 def solve(

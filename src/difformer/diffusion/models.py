@@ -32,7 +32,6 @@ which is `diffuse` with coupling αS, source Y⁰ of weight 1 - α, step size on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,10 +98,9 @@ def gat(
     return _options(EdgeAttention(graph, diffusivity, metric), step_size)
 
 
-def transformer(*, temperature: float | None = None, step_size: float = 1.0) -> Options:
-    """Softmax attention between all pairs of normalised states; the default temperature is √d."""
-    name = "softmax" if temperature is None else f"softmax:{temperature!r}"
-    return _options(AllPairAttention(name, "cosine"), step_size)
+def transformer(*, step_size: float = 1.0) -> Options:
+    """Softmax attention between all pairs of normalised states, with temperature √d."""
+    return _options(AllPairAttention("softmax", "cosine"), step_size)
 
 
 def difformer_s(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
@@ -113,11 +111,6 @@ def difformer_s(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
 def difformer_a(*, metric: str = "cosine", step_size: float = 0.5) -> Options:
     """Sigmoid diffusivity between all pairs."""
     return _options(AllPairAttention("sigmoid", metric), step_size)
-
-
-MODELS: dict[str, Callable[..., Options]] = {
-    setting.__name__: setting for setting in (mlp, gcn, gin, appnp, gcnii, gat, transformer, difformer_s, difformer_a)
-}
 
 
 def propagate_labels(

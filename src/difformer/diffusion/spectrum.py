@@ -1,9 +1,8 @@
 r"""Stable step sizes and convergence rates.
 
-A step is Z⁺ = (I - τΔ) Z with Δ = D̃ - S (``conservation="degree"``) or I - S (``"unit"``). It multiplies each mode of Δ
-by 1 - τλ, so no mode grows for τ ≤ 2/λ₁, where λ₁ is the largest eigenvalue, and the slowest mode that decays belongs
-to the smallest *non-zero* eigenvalue μ. The modes of eigenvalue zero, one per connected component, are component means,
-which diffusion preserves.
+A step is Z⁺ = (I - τΔ) Z with Δ = D̃ - S. It multiplies each mode of Δ by 1 - τλ, so no mode grows for τ ≤ 2/λ₁, where
+λ₁ is the largest eigenvalue, and the slowest mode that decays belongs to the smallest *non-zero* eigenvalue μ. The
+modes of eigenvalue zero, one per connected component, are component means, which diffusion preserves.
 
 A coupling with balance m (m_i s_ij = m_j s_ji) has the spectrum of the symmetric matrix √m_i s_ij / √m_j. Up to `DENSE`
 nodes eigenvalues come from a dense decomposition. Beyond, λ₁ comes from ARPACK, and μ from a Lanczos recurrence on the
@@ -34,7 +33,6 @@ RESIDUAL = 1e-6  # of the mode of μ, relative to μ; the error of μ is of the 
 MOST_RESTARTS = 1000  # of ARPACK, before the largest eigenvalue is bounded instead
 
 Vector = Any  # a numpy array [N] of doubles
-_GROWS = "I - S has the negative eigenvalue {:.4g}, so that every step grows: use 'degree'"
 
 
 @dataclass(frozen=True)
@@ -63,70 +61,52 @@ class Spectrum:
         return max((1 - step_size * self.gap) ** 2, (1 - step_size * self.largest) ** 2)
 
 
-def laplacian_spectrum(
-    coupling: AnyCoupling, z: Tensor | None = None, *, conservation: str = "degree", max_iterations: int = 20_000
-) -> Spectrum:
-    """λ₁, μ and the number of zero eigenvalues of D̃ - S (or of I - S).
+def laplacian_spectrum(coupling: AnyCoupling, z: Tensor | None = None, *, max_iterations: int = 20_000) -> Spectrum:
+    """λ₁, μ and the number of zero eigenvalues of D̃ - S.
 
     Args:
         coupling: Symmetric, or row-normalised from a symmetric exchange.
         z: States at which the coupling is computed; not needed for a constant coupling.
-        conservation: ``"degree"`` for D̃ - S, ``"unit"`` for I - S.
         max_iterations: Largest number of products with S to compute μ.
 
     Raises:
-        ValueError: If S has no real spectrum or negative entries, or if I - S has a negative eigenvalue.
+        ValueError: If S has no real spectrum or negative entries.
         RuntimeError: If `max_iterations` do not resolve μ (long chains have a μ of the order of 1/N²).
     """
-    laplacian = Laplacian.of(*_prepared(coupling, z, conservation), conservation)
-    largest, gap = laplacian.largest(), laplacian.smallest(max_iterations)
-    if gap is not None and gap < 0:
-        raise UserError(_GROWS.format(gap))
-    return Spectrum(largest, gap, laplacian.null)
+    laplacian = Laplacian.of(*_prepared(coupling, z))
+    return Spectrum(laplacian.largest(), laplacian.smallest(max_iterations), laplacian.null)
 
 
-def stable_step_size(coupling: AnyCoupling, z: Tensor | None = None, *, conservation: str = "degree") -> float:
+def stable_step_size(coupling: AnyCoupling, z: Tensor | None = None) -> float:
     """The largest step for which no mode of the diffusion grows: 2/λ₁.
 
     Half of it, 1/λ₁, is the largest for which no mode changes sign. For a coupling without a real spectrum (of a
     directed graph, or a mix of attention and graph) the result is 1/max_i d̃_i, up to which each new state is an
     average of old ones.
 
+    Steps with ``conservation="unit"`` are the same where rows of S sum to one. For ``gcn`` weights take the step size
+    of ``random_walk`` weights, whose D̃ - S has the eigenvalues of I - S (isolated nodes add the eigenvalue 1).
+
     Args:
         coupling: Any coupling with ``s_ij ≥ 0``.
         z: States at which the coupling is computed; not needed for a constant coupling.
-        conservation: ``"degree"`` or ``"unit"``.
-
-    Raises:
-        ValueError: With ``"unit"``, if a mode grows at every step size.
     """
-    coupling, states = _prepared(coupling, z, conservation)
+    coupling, states = _prepared(coupling, z)
     if coupling.balance(states) is not None:
-        laplacian = Laplacian.of(coupling, states, conservation)
-        if conservation == "unit" and (least := laplacian.least()) < 0:
-            raise UserError(_GROWS.format(least))
-        return Spectrum(laplacian.largest(), None, 0).stable_step_size
+        return Spectrum(Laplacian.of(coupling, states).largest(), None, 0).stable_step_size
     largest = float(coupling.degree(states).max())
-    if conservation == "degree":
-        return 1 / largest if largest > 0 else math.inf
-    if largest <= 1 + 1e-9:
-        return 1.0
-    raise UserError(f"rows of S sum to {largest:.4g} > 1, so that (1 - τ)z + τSz may grow at every τ: use 'degree'")
+    return 1 / largest if largest > 0 else math.inf
 
 
-def convergence_rate(
-    coupling: AnyCoupling, step_size: float, z: Tensor | None = None, *, conservation: str = "degree"
-) -> float:
+def convergence_rate(coupling: AnyCoupling, step_size: float, z: Tensor | None = None) -> float:
     """Bound (1 - τμ)² on the factor of the energy per step (`prop-bound`), for τ ≤ 1/λ₁.
 
     For larger steps the fastest mode may decay least: max((1 - τμ)², (1 - τλ₁)²).
     """
-    return laplacian_spectrum(coupling, z, conservation=conservation).rate(step_size)
+    return laplacian_spectrum(coupling, z).rate(step_size)
 
 
-def _prepared(coupling: Any, z: Tensor | None, conservation: str) -> tuple[Coupling, Tensor]:
-    if conservation not in ("degree", "unit"):
-        raise UserError(f"conservation must be 'degree' or 'unit', got {conservation!r}: z + τSz grows at every step")
+def _prepared(coupling: Any, z: Tensor | None) -> tuple[Coupling, Tensor]:
     chosen = as_coupling(coupling, num_nodes=None if z is None else z.shape[0])
     if z is None:
         if not chosen.static or chosen.num_nodes is None:
@@ -139,7 +119,7 @@ def _prepared(coupling: Any, z: Tensor | None, conservation: str) -> tuple[Coupl
 
 @dataclass(frozen=True)
 class Laplacian:
-    """The symmetric form of Δ as an operator, and its null space: `rest` on each component of `labels`."""
+    """The symmetric form of Δ as an operator, and its null space: `rest` = √m on each component of `labels`."""
 
     size: int
     matrix: Any | None  # scipy sparse; None for a dense coupling of more than DENSE nodes
@@ -148,7 +128,7 @@ class Laplacian:
     rest: Vector
 
     @staticmethod
-    def of(coupling: Coupling, z: Tensor, conservation: str) -> Laplacian:
+    def of(coupling: Coupling, z: Tensor) -> Laplacian:
         balance = coupling.balance(z)
         if balance is None:
             raise UserError(
@@ -156,8 +136,7 @@ class Laplacian:
                 "(a directed graph, or a mix of attention and graph); stable_step_size gives a sufficient bound for it"
             )
         root = balance.sqrt()
-        degree = coupling.degree(z)
-        kept = (degree if conservation == "degree" else torch.ones_like(degree)).cpu().numpy()
+        scale, kept = root.cpu().numpy(), coupling.degree(z).cpu().numpy()
         exchange, matrix = _sparse(coupling, z), None
         if exchange is None:
 
@@ -168,39 +147,19 @@ class Laplacian:
                 return kept * x - received.cpu().numpy()
 
         else:
-            scale = root.cpu().numpy()
             matrix = (diags(kept) - diags(scale) @ exchange @ diags(1 / scale)).tocsr()
             apply = matrix.__matmul__
-        labels = _labels(exchange, coupling, z.shape[0])
-        rest = torch.ones_like(root) if conservation == "degree" else coupling.rest(z)
-        resting = _confirmed(apply, (root * rest).cpu().numpy(), labels)
-        if conservation == "unit" and matrix is not None and not resting.all():
-            resting = _confirmed(apply, _principal(matrix, resting, labels), labels)
-        return Laplacian(z.shape[0], matrix, apply, labels, resting)
+        return Laplacian(z.shape[0], matrix, apply, _labels(exchange, coupling, z.shape[0]), scale)
 
     @property
     def null(self) -> int:
-        """Number of zero eigenvalues: the components with a fixed point."""
-        return int(np.unique(self.labels[self.rest != 0]).size)
-
-    def least(self) -> float:
-        """The smallest eigenvalue, or zero if none is negative.
-
-        Fixed points are positive. If every component has one, no mode of a non-negative S grows (Perron).
-        """
-        if self.null == np.unique(self.labels).size:
-            return 0.0
-        if self.matrix is not None and self.size <= DENSE:
-            values = self._eigenvalues()
-            return float(min(values[0], 0.0)) if values[0] < -1e-12 * abs(values[-1]) else 0.0
-        value = float(self._extreme("SA", tol=1e-4, return_eigenvectors=False)[0])
-        return value if value < -1e-8 else 0.0
+        """Number of zero eigenvalues: the components."""
+        return int(np.unique(self.labels).size)
 
     def project(self, x: Vector) -> Vector:
         """The projection of x to the complement of the null space."""
-        weight = np.bincount(self.labels, self.rest**2)
-        inner = np.bincount(self.labels, self.rest * x)
-        return x - self.rest * (inner / np.where(weight > 0, weight, 1.0))[self.labels]
+        weight, inner = (np.bincount(self.labels, self.rest * part) for part in (self.rest, x))
+        return x - self.rest * (inner / weight)[self.labels]
 
     def largest(self) -> float:
         if self.null == self.size:
@@ -209,29 +168,26 @@ class Laplacian:
             return float(self._eigenvalues()[-1])
         try:
             # The tolerance applies to residuals; the error of the eigenvalue is of the order of its square.
-            return float(self._extreme("LA", tol=1e-7, maxiter=MOST_RESTARTS, return_eigenvectors=False)[0])
+            return float(self._largest(tol=1e-7, maxiter=MOST_RESTARTS, return_eigenvectors=False)[0])
         except ArpackNoConvergence:
             # On long chains eigenvalues crowd, and a small residual takes hours. Adding the residual gives an upper
             # bound, hence a safe step size.
-            value, vector = self._extreme("LA", tol=1e-4)
+            value, vector = self._largest(tol=1e-4)
             found, direction = float(value[0]), vector[:, 0]
             return found + float(np.linalg.norm(self.apply(direction) - found * direction))
 
-    def _extreme(self, which: str, **options: Any) -> Any:
-        """The eigenvalue of one end of the spectrum, by ARPACK."""
+    def _largest(self, **options: Any) -> Any:
+        """The largest eigenvalue, by ARPACK."""
         operator = LinearOperator((self.size, self.size), matvec=self.apply, dtype=np.float64)
         start = np.random.default_rng(0).standard_normal(self.size)
-        return eigsh(operator, k=1, which=which, v0=start, **options)
+        return eigsh(operator, k=1, which="LA", v0=start, **options)
 
     def smallest(self, max_iterations: int) -> float | None:
         """The smallest eigenvalue outside the null space."""
         if self.null == self.size:
             return None
         if self.size <= DENSE:
-            values = self._eigenvalues()
-            # If every component has a fixed point, negative values are rounding, see `least`.
-            grows = self.null < np.unique(self.labels).size and values[0] < -1e-9 * abs(values[-1])
-            return float(values[0] if grows else values[self.null])
+            return float(self._eigenvalues()[self.null])
         return self._lanczos_smallest(max_iterations)
 
     def solve(self, h: Vector) -> Vector:
@@ -311,33 +267,3 @@ def _sparse(coupling: Coupling, z: Tensor) -> Any | None:
     if matrix.nnz and matrix.data.min() < 0:
         raise UserError(f"coupling has negative entries (down to {matrix.data.min():.4g}); S must be ≥ 0")
     return matrix
-
-
-def _confirmed(apply: Callable[[Vector], Vector], rest: Vector, labels: Vector) -> Vector:
-    """`rest` on the components where Δ maps it to zero, and zero elsewhere."""
-    left, whole = (np.bincount(labels, part**2) for part in (apply(rest), rest))
-    return np.where((left <= 1e-16 * whole)[labels], rest, 0.0)
-
-
-def _principal(laplacian: Any, known: Vector, labels: Vector) -> Vector:
-    """`known`, and on components where it is zero the eigenvector of the smallest eigenvalue of Δ.
-
-    The fixed points of a given matrix are unknown. On a component, S ≥ 0 is connected, so only its principal
-    eigenvector is positive (Perron); the caller checks whether it is a fixed point.
-    """
-    found = known.copy()
-    order = np.argsort(labels, kind="stable")
-    for nodes in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
-        if known[nodes].any():
-            continue
-        if nodes.size == 1:
-            found[nodes] = 1.0
-            continue
-        part = laplacian[nodes][:, nodes]
-        if nodes.size <= DENSE:
-            vector = np.linalg.eigh(part.toarray())[1][:, 0]
-        else:
-            start = np.random.default_rng(0).random(nodes.size)
-            vector = eigsh(part, k=1, which="SA", v0=start, tol=1e-13)[1][:, 0]
-        found[nodes] = np.abs(vector)
-    return found

@@ -57,9 +57,7 @@ class Quality:
         return f"{cut}; boundary: {self.boundary:,} rows; balance: {self.balance:.3f}"
 
 
-def partition(
-    edge_index: Tensor | None, num_nodes: int, parts: int, *, method: str = "auto", seed: int = 0
-) -> tuple[Tensor, str]:
+def partition(edge_index: Tensor | None, num_nodes: int, parts: int, *, method: str = "auto") -> tuple[Tensor, str]:
     """``[N]`` part of each node, and the method that found it.
 
     Args:
@@ -67,7 +65,6 @@ def partition(
         num_nodes: N.
         parts: How many parts.
         method: ``"metis"``, ``"stream"``, or ``"auto"``: METIS if it is installed.
-        seed: Of the order of the blocks.
 
     Raises:
         ValueError: If there are fewer than one part, or the method is unknown.
@@ -85,7 +82,7 @@ def partition(
     matrix.sum_duplicates()
     matrix.data[:] = 1
     if method == "stream" or (method == "auto" and find_spec("pymetis") is None):
-        return _stream(matrix, parts, seed), "stream"
+        return _stream(matrix, parts), "stream"
     pymetis = require("pymetis", extra="partition", purpose="partitioning by METIS")
     given = {"xadj": matrix.indptr, "adjncy": matrix.indices}  # of versions before 2025
     if hasattr(pymetis, "CSRAdjacency"):
@@ -107,7 +104,7 @@ def quality(edge_index: Tensor | None, assignment: Tensor, parts: int) -> Qualit
     return Quality(int(across.sum()), int((source != target).sum()), balance, boundary)
 
 
-def _stream(matrix: Any, parts: int, seed: int) -> Tensor:
+def _stream(matrix: Any, parts: int) -> Tensor:
     n = matrix.shape[0]
     order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
     part = np.empty(n, dtype=np.int64)
@@ -142,7 +139,7 @@ def _stream(matrix: Any, parts: int, seed: int) -> Tensor:
     best, fewest = part.copy(), cut()
     # Blocks small enough that neighbours seldom move at once, large enough to be worth a call.
     blocks = np.array_split(order, max(1, n // max(16, min(4096, n // (64 * parts)))))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     for _ in range(PASSES):
         moved = sum(move(blocks[i]) for i in random.permutation(len(blocks)))
         if (now := cut()) < fewest:

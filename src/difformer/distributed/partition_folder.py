@@ -52,7 +52,6 @@ def write_partition(
     parts: int,
     *,
     method: str = "auto",
-    seed: int = 0,
     source: Mapping[str, Any] | None = None,
     assignment: Tensor | None = None,
 ) -> Partition:
@@ -63,7 +62,6 @@ def write_partition(
         path: The folder, new.
         parts: Number of parts: one per rank, or more (each rank then takes several).
         method: See `difformer.distributed.graph_partition.partition`.
-        seed: Of the partitioner.
         source: Where the task comes from, as in a run folder, so that a run can be used without this folder.
         assignment: ``[N]`` part of each node, instead of running a partitioner.
 
@@ -82,7 +80,7 @@ def write_partition(
     assert edges is None or isinstance(edges, Tensor)
     found = "given"
     if assignment is None:
-        assignment, found = partition(edges, task.num_nodes, parts, method=method, seed=seed)
+        assignment, found = partition(edges, task.num_nodes, parts, method=method)
     # Fingerprint of the partition: of the task, and of the part of each node.
     digest = hashlib.sha256(f"{task.fingerprint()} {parts} ".encode())
     digest.update(assignment.long().contiguous().numpy().tobytes())

@@ -189,18 +189,15 @@ class Ranks:
             **facts: What must be equal, by name; a mapping is compared entry by entry.
 
         Raises:
-            UserError: On every rank, with the values of rank 0 and those of the ranks that differ.
+            UserError: On every rank, with the values of rank 0 and of the first rank that differs.
         """
         theirs = self.gather_objects(_flat(facts))
         differences = []
         for name in dict.fromkeys(name for one in theirs for name in one):
-            first, others = theirs[0].get(name, "absent"), dict[str, list[int]]()
-            for rank, one in enumerate(theirs):
-                if (value := one.get(name, "absent")) != first:
-                    others.setdefault(value, []).append(rank)
-            if others:
-                said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in others.items())
-                differences.append(f"{name} is {first} on rank 0 and {said}")
+            values = [one.get(name, "absent") for one in theirs]
+            rank = next((rank for rank, value in enumerate(values) if value != values[0]), 0)
+            if rank:
+                differences.append(f"{name} is {values[0]} on rank 0 and {values[rank]} on rank {rank}")
         if differences:
             advice = "Start every rank with the same command, data files and versions"
             raise common(UserError(f"the ranks were not started alike: {'; '.join(differences)}. {advice}"))

@@ -180,9 +180,9 @@ class Rows:
         summed = adds_up(diffusivity, tol)
         if backend == "linear" and not summed:
             raise UserError(f"backend linear is for sums of fixed size, not for {diffusivity!r}; take backend=auto")
-        if not summed or backend not in ("auto", "linear", "polynomial"):
-            return ring(q, k, v, score_key(diffusivity, q.shape[-1]), self.sizes, self.ranks)
         with torch.autocast(q.device.type, enabled=False):
+            if not summed or backend not in ("auto", "linear", "polynomial"):
+                return ring(q, k, v, score_key(diffusivity, q.shape[-1]), self.sizes, self.ranks)
             own = summarise(k, v, diffusivity, tol=tol)
             assert isinstance(own, Sums | Moments)
             return replace(own, sums=all_reduce(own.sums, self.ranks)).answer(q)

@@ -206,10 +206,6 @@ class Stored:
             return None
         return torch.zeros_like(v) if self.edges is None else self.edges(self.sent).to(v)
 
-    def receiving(self, edges: Callable[[Tensor], Tensor] | None) -> Stored:
-        """The same senders for rows with these edges."""
-        return replace(self, edges=edges)
-
 
 def store(
     conv: DIFFormerConv,

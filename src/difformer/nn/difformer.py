@@ -253,23 +253,21 @@ class DIFFormer(Pretrained):
         *,
         layer: int = -1,
         top_k: int = 100,
-        head: int | None = None,
-        include_self: bool = False,
     ) -> StrongestPairs:
         """The `top_k` latent pairs that exchange most at a layer, strongest first, found in blocks of rows.
+
+        Attention is the mean over heads; a node is not paired with itself.
 
         Args:
             x, edge_index, edge_weight, batch: As in `forward`.
             layer: Which layer, from 0; negative numbers count from the last.
             top_k: How many pairs.
-            head: One head; None for the mean over heads.
-            include_self: Whether a node may be paired with itself.
         """
         if not -len(self.layers) <= layer < len(self.layers):
             raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
         states, structure = self._inspected(x, edge_index, edge_weight, batch)
         z, chosen = states[layer % len(self.layers)], cast(DIFFormerConv, self.layers[layer])
-        return strongest_pairs(chosen, z, structure.segments, top_k, head, include_self)
+        return strongest_pairs(chosen, z, structure.segments, top_k)
 
     @torch.no_grad()
     def energy(

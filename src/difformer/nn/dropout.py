@@ -46,7 +46,6 @@ class dropout_key:
     def __init__(self, seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> None:
         self.key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
         self.rows, self.start, self.site = rows, site, site  # `site` counts dropouts, and draws (`_DRAW`)
-        self._known: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def __enter__(self) -> dropout_key:
         global _keyed
@@ -63,13 +62,11 @@ class dropout_key:
 
     def threshold(self, p: float | Tensor) -> tuple[Tensor, Tensor] | tuple[int, float]:
         """The first int16 (-2^15 … 2^15 - 1) that keeps an entry, and 1 / (1 - p), with p to the nearest 2^-16."""
-        if not isinstance(p, Tensor):
-            count = min(round(float(np.float32(p)) * 65536), 65535)
-            return count - 32768, 65536 / (65536 - count)
-        if self._known is None or self._known[0] is not p:  # one rate serves all dropouts of a pass
+        if isinstance(p, Tensor):
             counts = (p.float() * 65536).round().clamp(max=65535)
-            self._known = p, ((counts - 32768).to(torch.int16), 65536 / (65536 - counts))
-        return self._known[1]
+            return (counts - 32768).to(torch.int16), 65536 / (65536 - counts)
+        count = min(round(float(np.float32(p)) * 65536), 65535)
+        return count - 32768, 65536 / (65536 - count)
 
     def keep_mask(self, x: Tensor, p: float | Tensor) -> Tensor | None:
         """1 / (1 - p) where an entry of `x` is kept, 0 elsewhere; None, which counts as a dropout, if all are kept."""

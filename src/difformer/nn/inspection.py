@@ -49,9 +49,6 @@ class StrongestPairs:
     target: Tensor
     weight: Tensor
 
-    def __len__(self) -> int:
-        return self.weight.numel()
-
 
 def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     """How a layer computes its step for states like ``z [N, d]``, and why so."""
@@ -66,9 +63,7 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     return f"the formula, because {reason}; all pairs by {choice}"
 
 
-def strongest_pairs(
-    layer: DIFFormerConv, z: Tensor, segments: Segments | None, top_k: int, head: int | None, include_self: bool
-) -> StrongestPairs:
+def strongest_pairs(layer: DIFFormerConv, z: Tensor, segments: Segments | None, top_k: int) -> StrongestPairs:
     """`difformer.DIFFormer.attention` of a layer; memory holds the attention of one block of rows at a time."""
     check_count("top_k", top_k)
     if layer.diffusivity is None or layer.form == "identity":
@@ -77,17 +72,12 @@ def strongest_pairs(
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
         q, k = layer.queries_and_keys(z, Structure(None, segments))
-    if head is not None:
-        if not 0 <= head < layer.num_heads:
-            raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
-        q, k = q[:, head : head + 1], k[:, head : head + 1]
     everything = torch.arange(z.shape[0], device=z.device)
     best = [everything[:0], everything[:0], z.new_empty(0)]  # source, target, weight
     for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
         for targets in nodes.split(max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)):
             weights = attention_matrix(q[targets], k[nodes], layer.diffusivity).mean(0)
-            if not include_self:
-                weights = weights.masked_fill(targets.unsqueeze(1) == nodes, -torch.inf)
+            weights = weights.masked_fill(targets.unsqueeze(1) == nodes, -torch.inf)
             value, place = weights.flatten().topk(min(top_k, weights.numel()))
             found = (nodes[place % len(nodes)], targets[place // len(nodes)], value)
             best = [torch.cat(pair) for pair in zip(best, found, strict=True)]
@@ -110,9 +100,6 @@ class EnergyProfile:
     energy: Tensor
     dirichlet: Tensor | None
     effective_rank: Tensor
-
-    def __len__(self) -> int:
-        return self.energy.numel()
 
 
 def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: Structure) -> EnergyProfile:

@@ -94,9 +94,6 @@ class Pretrained(nn.Module):
         """
         folder = _local(folder)
         about, path = folder / CONFIG, folder / WEIGHTS
-        if not about.exists() and any((place / "config.toml").is_file() for place in (folder, folder.parent)):
-            load = "difformer.training.load_run(RUN).model"
-            raise PretrainedError(f"{folder} belongs to a run of `difformer fit`; its model is {load}")
         for file in (about, path):
             if not file.is_file():
                 raise FileNotFoundError(f"{file} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
@@ -141,31 +138,25 @@ class Pretrained(nn.Module):
         layers = range(len({name.split(".")[1] for name in state_dict if name.startswith("convs.")}))
         transform = "convs.0.Wv.weight" in state_dict
         norm = options.pop("norm", "bns.0.weight" in state_dict)
-        parts = {"Wq": "query", "Wk": "key"} | ({"Wv": "value"} if transform else {})
         names = {"fcs.0": "input", "fcs.1": "output"}
-        names |= {f"convs.{i}.{theirs}": f"layers.{i}.{ours}" for i in layers for theirs, ours in parts.items()}
+        for i in layers:
+            names |= {f"convs.{i}.W{part[0]}": f"layers.{i}.{part}" for part in ("query", "key", "value")}
         if norm:
             names |= {"bns.0": "input_norm"} | {f"bns.{i + 1}": f"norms.{i}" for i in layers}
-        taken = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in ("weight", "bias")}
-        missing = [name for name in taken if name not in state_dict]
-        if missing:
-            raise UserError(
-                f"parameters missing from the state_dict: {', '.join(missing[:5])}; expected the authors' names "
-                f"(fcs.0, fcs.1, bns.i, convs.i.Wq, convs.i.Wk, convs.i.Wv), got {', '.join(list(state_dict)[:5])} …"
-            )
-        # Their LayerNorms are made, and saved, even if they are not used.
-        strange = [name for name in state_dict if name not in taken and not name.startswith("bns.")]
-        if strange:
-            raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
-        hidden, in_channels = state_dict["fcs.0.weight"].shape
-        heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
-        shape = {"num_layers": len(layers), "num_heads": heads, "transform": transform, "norm": norm}
-        qk_norm = {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row")
-        paper = {"qk_norm": qk_norm, "graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
-        given: dict[str, Any] = {**shape, **paper, "diffusivity": diffusivity, **options}
-        model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **given)
-        with _explained("the parameters do not fit together", RuntimeError, to=UserError):
-            model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
+        weights = {}
+        for name, value in state_dict.items():
+            module, _, part = name.rpartition(".")
+            if norm or not module.startswith("bns."):  # their LayerNorms are made, and saved, even if they are not used
+                weights[f"{names.get(module, module)}.{part}"] = value
+        with _explained("not the parameters of a model of the authors' code", RuntimeError, KeyError, to=UserError):
+            hidden, in_channels = state_dict["fcs.0.weight"].shape
+            heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
+            shape = {"num_layers": len(layers), "num_heads": heads, "transform": transform, "norm": norm}
+            qk_norm = {"simple": "global", "sigmoid": "none"}.get(diffusivity, "row")
+            paper = {"qk_norm": qk_norm, "graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
+            given: dict[str, Any] = {**shape, **paper, "diffusivity": diffusivity, **options}
+            model = cls(in_channels, hidden, state_dict["fcs.1.weight"].shape[0], **given)
+            model.load_state_dict(weights)
         return model
 
 

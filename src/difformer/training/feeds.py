@@ -249,7 +249,7 @@ def embed_in_batches(
         for rows in chunks:
             edges = None if received is None else partial(_rows_of, received, rows)
             here, first = before[rows].to(device), source[rows].to(device)
-            z[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
+            z[rows] = model.advance(k, here, first, context=dataclasses.replace(senders, edges=edges)).to(z)
     return z
 
 

@@ -12,8 +12,7 @@ the largest measured violation. `certify` runs them all:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,75 +44,7 @@ from difformer.diffusion.certificates.matrix_theorems import (
 )
 from difformer.diffusion.coupling import AllPairAttention, Coupling, GraphCoupling
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
 from difformer.graph import Graph
-
-
-@dataclass(frozen=True)
-class Case:
-    """Data and settings for certificates; those of constant couplings use the largest step their theorem allows."""
-
-    z: Tensor
-    static: Any  # a constant coupling, or None
-    graph: Any  # an observed graph, or None
-    diffusivity: str | Diffusivity
-    steps: int
-    step_size: float
-    source_weight: float
-
-    @property
-    def attention(self) -> AllPairAttention:
-        return AllPairAttention(self.diffusivity)
-
-    @property
-    def tau(self) -> dict[str, Any]:
-        return {"step_size": self.step_size, "steps": self.steps}
-
-    @property
-    def source(self) -> dict[str, Any]:
-        return {"source_weight": self.source_weight, "steps": self.steps}
-
-    @property
-    def with_room(self) -> Tensor:
-        """States scaled so that a source keeps them in the unit ball."""
-        return self.z / (1 + self.steps * self.step_size * self.source_weight)
-
-    def transform(self, z: Tensor) -> Tensor:
-        """A linear map of norm one, as the feature transformation."""
-        generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(z.shape[1], z.shape[1], generator=generator, dtype=z.dtype).to(z.device)
-        return z @ (weight / torch.linalg.matrix_norm(weight, 2))
-
-
-class Entry(NamedTuple):
-    """A certificate of a case, and what the case must have: ``"static"``, ``"graph"``, or ``"states"`` alone."""
-
-    needs: str
-    run: Callable[[Case], Certificate]
-
-
-CERTIFICATES: dict[str, Entry] = {
-    "thm-gcn": Entry("static", lambda c: thm_gcn(c.z, c.static, steps=c.steps)),
-    "thm-gcn (one step)": Entry("static", lambda c: thm_gcn_step(c.z, c.static, steps=c.steps)),
-    "prop-bound": Entry("static", lambda c: prop_bound(c.z, c.static, steps=c.steps)),
-    "cora-conv": Entry("static", lambda c: cora_conv(c.z, c.static, steps=c.steps)),
-    "corollary-gcn-cont": Entry("static", lambda c: corollary_gcn_cont(c.z, c.static)),
-    "exa-gcn": Entry("graph", lambda c: example_gcn(c.z, c.graph, steps=c.steps)),
-    "prop-convergence": Entry("static", lambda c: prop_convergence(c.z, c.static, **c.source)),
-    "prop-convergence (one step)": Entry("static", lambda c: prop_convergence_step(c.z, c.static, **c.source)),
-    "prop-convergence (drift)": Entry("static", lambda c: source_drift(c.z, c.static, **c.source)),
-    "prop-convergence (limit)": Entry("static", lambda c: source_limit(c.z, c.static, **c.source)),
-    "prop-energy": Entry("states", lambda c: prop_energy(c.z, c.diffusivity)),
-    "thm-main": Entry("states", lambda c: thm_main(c.z, c.attention, **c.tau)),
-    "thm-main (definite)": Entry("states", lambda c: thm_main_definite(c.z, c.attention, **c.tau)),
-    "coro-main": Entry("states", lambda c: coro_main(c.z, c.attention)),
-    "prop-feattrans": Entry("states", lambda c: prop_feattrans(c.z, c.attention, c.transform, **c.tau)),
-    "prop-feattrans (activation)": Entry("states", lambda c: activation_contracts(c.z, c.diffusivity)),
-    "prop-trans-oversmooth": Entry(
-        "states", lambda c: prop_trans_oversmooth(c.with_room, c.attention, **c.tau | c.source)
-    ),
-    "eqn-energy-graph": Entry("graph", lambda c: eqn_energy_graph(c.z, c.graph, c.diffusivity, **c.tau)),
-}
 
 
 def certify(
@@ -125,7 +56,6 @@ def certify(
     steps: int = 6,
     source_weight: float = 0.1,
     normalise: bool = True,
-    only: Iterable[str] | None = None,
 ) -> list[Certificate]:
     """Runs the certificates that apply to the data.
 
@@ -138,24 +68,45 @@ def certify(
         source_weight: β.
         normalise: Whether to project states to the unit sphere, as a network does; otherwise certificates report
             "not covered" if squared distances leave [0, 4].
-        only: Names from `CERTIFICATES`; by default all.
     """
-    states = double(z)
-    case = Case(
-        z=functional.normalize(states, dim=1) if normalise else states,
-        static=GraphCoupling(graph, "raw") if isinstance(graph, Graph) else graph,
-        graph=graph if isinstance(graph, Graph) else None,
-        diffusivity=diffusivity,
-        step_size=step_size,
-        steps=steps,
-        source_weight=source_weight,
-    )
-    names = list(CERTIFICATES if only is None else only)
-    unknown = [name for name in names if name not in CERTIFICATES]
-    if unknown:
-        raise UserError(f"unknown certificates {unknown}; known: {', '.join(CERTIFICATES)}")
-    available = {"states"} | {name for name in ("static", "graph") if getattr(case, name) is not None}
-    return [CERTIFICATES[name].run(case) for name in names if CERTIFICATES[name].needs in available]
+    z = functional.normalize(double(z), dim=1) if normalise else double(z)
+    settings: dict[str, Any] = {"step_size": step_size, "steps": steps}
+    source: dict[str, Any] = {"source_weight": source_weight, "steps": steps}
+    found = []
+    if graph is not None:  # certificates of constant couplings use the largest step that their theorem allows
+        static = GraphCoupling(graph, "raw") if isinstance(graph, Graph) else graph
+        found += [
+            thm_gcn(z, static, steps=steps),
+            thm_gcn_step(z, static, steps=steps),
+            prop_bound(z, static, steps=steps),
+            cora_conv(z, static, steps=steps),
+            corollary_gcn_cont(z, static),
+            prop_convergence(z, static, **source),
+            prop_convergence_step(z, static, **source),
+            source_drift(z, static, **source),
+            source_limit(z, static, **source),
+        ]
+    attention, with_room = AllPairAttention(diffusivity), z / (1 + steps * step_size * source_weight)
+    found += [
+        prop_energy(z, diffusivity),
+        thm_main(z, attention, **settings),
+        thm_main_definite(z, attention, **settings),
+        coro_main(z, attention),
+        prop_feattrans(z, attention, _map_of_norm_one(z), **settings),
+        activation_contracts(z, diffusivity),
+        # Scaled so that the source keeps the states in the unit ball.
+        prop_trans_oversmooth(with_room, attention, **settings | source),
+    ]
+    if isinstance(graph, Graph):
+        found += [example_gcn(z, graph, steps=steps), eqn_energy_graph(z, graph, diffusivity, **settings)]
+    return found
+
+
+def _map_of_norm_one(z: Tensor) -> Callable[[Tensor], Tensor]:
+    """A linear feature transformation."""
+    weight = torch.randn(z.shape[1], z.shape[1], generator=torch.Generator().manual_seed(0), dtype=z.dtype).to(z.device)
+    weight = weight / torch.linalg.matrix_norm(weight, 2)
+    return lambda states: states @ weight
 
 
 def certificate_summary(certificates: Iterable[Certificate]) -> str:

@@ -166,15 +166,17 @@ def example_gcn(z: Tensor, graph: Graph, *, step_size: float | None = None, step
     """
     z, coupling = double(z), GraphCoupling(graph, "gcn")
     symmetric = coupling.symmetric(z)
-    stable = stable_step_size(coupling, z, conservation="unit") if symmetric else 1.0
-    step_size = (stable if math.isfinite(stable) else 1.0) if step_size is None else step_size
+    # I - S has the spectrum of D̃ - S for random-walk weights, but for isolated nodes, of which it keeps nothing.
+    largest = 2 / stable_step_size(GraphCoupling(graph, "random_walk"), z) if symmetric else 2.0
+    largest = max(largest, float((graph.degree(z.dtype) <= 0).any()))
+    step_size = (2 / largest if largest > 0 else 1.0) if step_size is None else step_size
     states = diffuse(z, coupling, steps=steps, step_size=step_size, conservation="unit", save="all")
     energies = [normalised_dirichlet_energy(now, graph) for now in states]
     rise = largest_rise(energies[:-1], energies[1:], magnitude=float((z**2).sum()))
     claim = "½ Σ_ij a_ij ||z_i/√d_i - z_j/√d_j||² + Σ_isolated ||z_i||² does not rise"
     condition = "A = Aᵀ ≥ 0, Z⁺ = (1-τ)Z + τSZ, 0 < τ ≤ 2/λ₁(I - S)"
-    met = symmetric and 0 < step_size <= stable * SLACK
-    details = {"step_size": step_size, "largest eigenvalue": 2 / stable}
+    met = symmetric and step_size > 0 and step_size * largest <= 2 * SLACK
+    details = {"step_size": step_size, "largest eigenvalue": largest}
     return Certificate("exa-gcn", claim, condition, met, rise, details=details)
 
 
@@ -235,7 +237,7 @@ def source_limit(z: Tensor, coupling: AnyCoupling, **settings: Any) -> Certifica
     case = replace(case, inflow=case.inflow - case.means(case.inflow))
     limit = torch.full_like(case.z, math.nan)
     if case.symmetric:
-        laplacian = Laplacian.of(case.coupling, case.z, "degree")
+        laplacian = Laplacian.of(case.coupling, case.z)
         columns = [torch.from_numpy(laplacian.solve(column)) for column in case.inflow.cpu().numpy().T]
         limit = case.source_weight * torch.stack(columns, 1).to(z.device) + case.means(case.z)
     claim = "||Z^(k) - Z*|| ≤ ρ^k ||Z^(0) - Z*||, Z* = βΔ⁺H + component means"

@@ -1,4 +1,4 @@
-"""Couplings by name, mixtures of couplings, and couplings from matrices."""
+"""Mixtures of couplings, and couplings from matrices."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from difformer.diffusion.coupling.matrix import (
     MatrixCoupling,
     SparseCoupling,
 )
-from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError, or_near
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
 __all__ = [
-    "COUPLINGS", "GRAPH_WEIGHTS", "AllPairAttention", "AnyCoupling", "Attention", "Coupling", "EdgeAttention",
-    "GraphCoupling", "Identity", "MatrixCoupling", "Mix", "SparseCoupling", "as_coupling", "make_coupling",
+    "GRAPH_WEIGHTS", "AllPairAttention", "AnyCoupling", "Attention", "Coupling", "EdgeAttention", "GraphCoupling",
+    "Identity", "MatrixCoupling", "Mix", "SparseCoupling", "as_coupling",
 ]  # fmt: skip
 
 AnyCoupling = Coupling | Tensor | SparseMatrix  # the argument of `as_coupling`
@@ -92,32 +91,6 @@ class Mix(Coupling):
         first, *others = [part.balance(z) for part in parts]
         same = all(first is not None and other is not None and torch.allclose(first, other) for other in others)
         return first if same else None
-
-    def rest(self, z: Tensor) -> Tensor:
-        parts = [part for part in self.parts if not isinstance(part, Identity)]
-        return parts[0].rest(z) if len(parts) == 1 else super().rest(z)
-
-
-COUPLINGS = ("identity", *GRAPH_WEIGHTS, "edge_attention", "all_pair", "mixed")
-
-
-def make_coupling(name: str, *, graph: Graph | None = None, diffusivity: str | Diffusivity = "simple") -> Coupling:
-    """A coupling by its name in `COUPLINGS`.
-
-    Raises:
-        ValueError: If the name is unknown (the error names the nearest one), or if it needs a graph.
-    """
-    if name not in COUPLINGS:
-        raise UserError(f"unknown coupling {name!r}{or_near(name, COUPLINGS)} Known: {', '.join(COUPLINGS)}")
-    if name == "identity":
-        return Identity()
-    if name == "all_pair":
-        return AllPairAttention(diffusivity)
-    if graph is None:
-        raise UserError(f"coupling {name!r} runs over observed edges: pass graph=Graph(edge_index, num_nodes)")
-    if name == "edge_attention":
-        return EdgeAttention(graph, diffusivity)
-    return Mix((AllPairAttention(diffusivity), GraphCoupling(graph))) if name == "mixed" else GraphCoupling(graph, name)
 
 
 def as_coupling(given: AnyCoupling, *, num_nodes: int | None = None) -> Coupling:

@@ -66,14 +66,12 @@ class AllPairAttention(Attention):
         metric: ``"distance"`` or ``"cosine"``.
         normalised: Whether rows are divided by their sums.
         batch: The graph of each state; graphs are independent.
-        backend: Passed to `difformer.attention.propagate`.
     """
 
     diffusivity: str | Diffusivity = "simple"
     metric: str = "distance"
     normalised: bool = True
     batch: Tensor | Segments | None = None
-    backend: str = "auto"
 
     def __post_init__(self) -> None:
         self._check()
@@ -99,7 +97,7 @@ class AllPairAttention(Attention):
         if chosen is IDENTITY:
             return values
         q, k = self._factors(z)
-        received = propagate(q, k, values, chosen, batch=self.segments, backend=self.backend)
+        received = propagate(q, k, values, chosen, batch=self.segments)
         return received if self.normalised else self.exchange_sums(z).unsqueeze(1) * received
 
     def exchange_sums(self, z: Tensor) -> Tensor:

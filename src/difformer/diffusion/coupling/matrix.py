@@ -57,10 +57,6 @@ class Coupling(ABC):
         """``(row, column, value)`` of a sparse S(z), where repeated positions add up; None for a dense one."""
         return None
 
-    def rest(self, z: Tensor) -> Tensor:
-        """A fixed point ``[N]`` of S on each component, if there is one: ones if rows sum to one."""
-        return torch.ones_like(self.degree(z))
-
     def symmetric(self, z: Tensor) -> bool:
         """Whether S(z) equals its transpose."""
         balance = self.balance(z)
@@ -274,8 +270,3 @@ class GraphCoupling(EdgeCoupling):
             return None
         degree = self.graph.degree(z.dtype)
         return torch.where(degree > 0, degree, 1.0) if self.weights == "random_walk" else torch.ones_like(degree)
-
-    def rest(self, z: Tensor) -> Tensor:
-        """√d for ``gcn``, ones otherwise."""
-        degree = self.graph.degree(z.dtype)
-        return degree.clamp_min(0).sqrt() if self.weights == "gcn" else torch.ones_like(degree)
