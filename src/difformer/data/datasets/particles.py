@@ -22,7 +22,6 @@ from torch import Tensor
 
 from difformer.data.archives import read_members, read_npz
 from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
-from difformer.data.datasets.pickles import read_tensors
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found
 from difformer.data.sparse_features import segments
@@ -208,12 +207,11 @@ class ActsTrack(PointSetReader):
     def read(self, found: Found) -> Arrays:
         inside = found.form == "processed"
         file = read_members(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
-        data, slices, *_ = read_tensors(file)
-        x, pos = data["x"], data["pos"]
+        x, pos, y, node_ptr = read_events(file)
         if x.shape[1] != NUM_VALUES or pos.shape != (len(x), 3):
             problem = f"expected {NUM_VALUES} features and 3 coordinates per hit, got {x.shape} and {pos.shape}"
             raise DataError(problem, path=found.path)
-        return {"x": x, "pos": pos, "y": data["y"].ravel().astype(np.int64), "node_ptr": slices["x"].astype(np.int64)}
+        return {"x": x, "pos": pos, "y": y.ravel().astype(np.int64), "node_ptr": node_ptr.astype(np.int64)}
 
     def task(self, content: Any) -> Task:
         x, pos = (torch.from_numpy(content[key].astype(np.float32)) for key in ("x", "pos"))
@@ -229,3 +227,25 @@ class ActsTrack(PointSetReader):
         splits = self.splits(y, published, "random 70/15/15 as in LRI")
         parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr, "feature_names": COLUMNS}
         return self.sets_task(x, pos, y, splits, *said, **parts)
+
+
+def read_events(content: bytes) -> list[Array]:
+    """Features, positions, labels and pointers of a processed PyG data set; of its objects only arrays are read."""
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    # The published file also holds numpy arrays; the functions that make them have another name since numpy 2.
+    functions: dict[str, Any] = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    makers = [
+        (make, f"numpy.{core}.multiarray.{name}") for name, make in functions.items() for core in ("core", "_core")
+    ]
+    numpy_types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+    pyg_types = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+    try:
+        with torch.serialization.safe_globals([*pyg_types, *numpy_types, *makers]):
+            data, slices, *_ = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return [part.numpy() for part in (data["x"], data["pos"], data["y"], slices["x"])]
+    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
+        problem = f"is damaged, or holds more than tensors and arrays ({type(error).__name__}); nothing else is read"
+        raise DataError(problem) from error
