@@ -75,13 +75,7 @@ class SynMol(PointSetReader):
     The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are
     the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
     and the MMFF94 force field.
-
-    Args:
-        graph: ``"knn"``, or ``"bonds"`` for the covalent ones in both directions.
     """
-
-    graph: str = "knn"
-    choices = (("graph", ("knn", "bonds")),)
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
@@ -98,13 +92,6 @@ class SynMol(PointSetReader):
         pos = torch.from_numpy(content["pos"][rows].astype(np.float32))
         x = torch.from_numpy(content["atom_type"][rows].astype(np.int64))
         names = [str(symbol) for symbol in content["atom_names"]]
-        if self.graph == "knn":
-            edge_index, graph = self.nearest(pos, node_ptr), f"{self.knn} nearest atoms (self counted)"
-        else:
-            columns, edge_ptr = segments(torch.from_numpy(content["edge_ptr"]), kept)
-            shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
-            edge_index = torch.from_numpy(content["edge_index"][:, columns].astype(np.int64)) + shift
-            graph = "covalent bonds"
         new_number = np.cumsum(placed) - 1
 
         def published(s: int) -> Split:
@@ -116,8 +103,9 @@ class SynMol(PointSetReader):
         code = self.protocol == "public-code"
         types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
         splits = self.splits(y, published, "LRI's split")
+        graph = f"{self.knn} nearest atoms (self counted)"
         said = ("atom type as a number" if code else "atom types one-hot", "positions in Å", graph)
-        parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr}
+        parts: Any = {"edge_index": self.nearest(pos, node_ptr), "node_ptr": node_ptr}
         parts["feature_names"] = (*(["atom type"] if code else names), "x", "y", "z")
         gone = len(placed) - len(kept)
         parts["notes"] = (f"{gone} molecules without positions are left out.",) if gone else ()
@@ -149,8 +137,7 @@ def read_smiles(table: str, path: object) -> list[str]:
 def build_synmol(smiles: Sequence[str], *, workers: int = 1) -> Arrays:
     """Places and labels molecules; the result does not depend on the number of `workers` (threads).
 
-    Gives ``node_ptr`` and ``edge_ptr [G + 1]``, ``atom_type`` and ``pos [ΣN, 3]`` in Å, NaN where ``has_pos [G]`` is
-    false, ``edge_index [2, ΣE]``, local to each molecule, and ``y``.
+    Gives ``node_ptr [G + 1]``, ``atom_type``, ``pos [ΣN, 3]`` in Å, NaN where ``has_pos [G]`` is false, and ``y``.
     """
     require("rdkit", extra="molecules", purpose="a molecule")
     from rdkit import Chem
@@ -162,16 +149,12 @@ def build_synmol(smiles: Sequence[str], *, workers: int = 1) -> Arrays:
     patterns = [Chem.MolFromSmarts(pattern) for pattern in (UNBRANCHED_ALKANE, CARBONYL)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pos = list(pool.map(place_atoms, mols))
-    bonds = [[(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in mol.GetBonds()] for mol in mols]
-    both = [(i, j) for of_one in bonds for pair in of_one for i, j in (pair, pair[::-1])]
     number = {name: i for i, name in enumerate(ATOM_NAMES)}
     types = [number.get(atom.GetSymbol(), len(number) - 1) for mol in mols for atom in mol.GetAtoms()]
     return {
         "node_ptr": np.cumsum([0, *map(len, pos)], dtype=np.int64),
-        "edge_ptr": np.cumsum([0, *(2 * len(of_one) for of_one in bonds)], dtype=np.int64),
         "atom_type": np.array(types, dtype=np.int8),
         "pos": np.concatenate([np.zeros((0, 3), dtype=np.float32), *pos]),
-        "edge_index": np.array(both, dtype=np.int32).reshape(-1, 2).T,
         "y": np.array([all(mol.HasSubstructMatch(pattern) for pattern in patterns) for mol in mols], dtype=np.int64),
         "has_pos": np.array([not np.isnan(of_one).any() for of_one in pos], dtype=bool),
     }
