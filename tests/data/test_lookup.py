@@ -353,6 +353,3 @@ def test_what_a_reader_says_gets_data_set_file_and_address(cache, tmp_path, monk
     assert said.startswith(f"{path}, line 3, column 2: expected a number (data set 'thing': ")
     assert "https://example.org/thing.bin" in said
     assert (caught.value.line, caught.value.column) == (3, 2)
-    with pytest.raises(DataError) as again, reading(found):
-        raise caught.value
-    assert again.value is caught.value  # said once is enough

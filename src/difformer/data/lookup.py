@@ -127,10 +127,6 @@ def locate(name: str, root: str | os.PathLike[str] | None = None) -> Found:
     return found
 
 
-class DataSetError(DataError):
-    """A `DataError` that names its data set and says where to get the files again."""
-
-
 @contextmanager
 def reading(found: Found) -> Iterator[None]:
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
@@ -140,8 +136,6 @@ def reading(found: Found) -> Iterator[None]:
     """
     try:
         yield
-    except DataSetError:
-        raise
     except (MemoryError, *DAMAGE, ValueError, LookupError) as error:
         if not isinstance(error, (MemoryError, *DAMAGE)) and _altered(found) is None:
             raise
@@ -153,12 +147,12 @@ def reading(found: Found) -> Iterator[None]:
         if isinstance(error, DataError):
             place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
             problem = f"{error.problem} (data set {found.name!r}: {way_out})"
-            raise DataSetError(problem, path=error.path or path, **place) from error
+            raise DataError(problem, path=error.path or path, **place) from error
         problem = f"needs more memory than there is ({error}), or the file is damaged"
         if not isinstance(error, MemoryError):
             reason = f"{type(error).__name__}: {error}"
             problem = f"cannot be read ({reason}); the file is cut short, or not what its name says"
-        raise DataSetError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
+        raise DataError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
 
 
 def _altered(found: Found) -> Path | None:

@@ -225,9 +225,8 @@ def _csr(state: Any) -> Any:
     return checked_csr(parts[0], parts[1], parts[2], shape)
 
 
-def _dict(*factory: Any) -> dict[Any, Any]:
-    known = len(factory) == 1 and (factory[0] is _DICT or factory[0] is _LIST)
-    _allow(known or not factory, "makes a dictionary with a factory")
+def _dict(factory: Any = None) -> dict[Any, Any]:
+    _allow(factory in (None, _DICT, _LIST), "makes a dictionary with a factory")
     return {}
 
 
