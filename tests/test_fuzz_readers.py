@@ -132,7 +132,7 @@ def read_splits(folder: Path) -> None:
 
 def pickles(folder: Path) -> None:
     matrix = sparse.csr_matrix(np.eye(4))
-    content = {"a": [np.arange(6.0), np.float32(2)], "m": matrix, "t": (b"b", "t", None, {1, 2}), "d": {1: [2, 3]}}
+    content = {"a": [np.arange(6.0)], "m": matrix, "t": (b"b", "t", None, {1, 2}), "d": {1: [2, 3]}}
     for protocol in (0, 2, 4):
         (folder / f"p{protocol}.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
 

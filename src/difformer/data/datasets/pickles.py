@@ -5,7 +5,7 @@ Here a small interpreter knows the opcodes that such files consist of. To it, a 
 imported, and nothing that a file names is called. The few words it knows stand for constructors of this module, each of
 which builds plain data from checked parts:
 
-    numpy   arrays and scalars of booleans, whole numbers and floats
+    numpy   arrays of booleans, whole numbers and floats
     scipy   CSR matrices, every index checked
 
 Everything else (other names, dtypes of objects or with fields, subtypes, BUILD on anything but an unfinished array or
@@ -212,10 +212,6 @@ def _array(state: Any) -> Any:
     return _filled(_raw(raw), dtype, shape, bool(fortran))
 
 
-def _scalar(dtype: Any, raw: Any) -> Any:
-    return _filled(_raw(raw), dtype, (), False)[()]
-
-
 def _csr(state: Any) -> Any:
     _allow(isinstance(state, dict), "fills a matrix in an unusual way")
     shape = state.get("_shape", state.get("shape"))
@@ -226,7 +222,7 @@ def _csr(state: Any) -> Any:
 
 
 def _dict(factory: Any = None) -> dict[Any, Any]:
-    _allow(factory in (None, _DICT, _LIST), "makes a dictionary with a factory")
+    _allow(factory is None or factory is _LIST, "makes a dictionary with a factory")
     return {}
 
 
@@ -235,15 +231,13 @@ def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
     return _raw(text)
 
 
-_DICT, _LIST, _CSR = _Word("dict", _dict), _Word("list"), _Word("csr_matrix", build=_csr)
-_NDARRAY, _ARRAY, _SCALAR = _Word("ndarray"), _Word("array", _new_array), _Word("scalar", _scalar)
-# What each global name stands for.
+_LIST, _NDARRAY, _BYTES = _Word("list"), _Word("ndarray"), _Word("bytes", _bytes)
+_ARRAY, _CSR = _Word("array", _new_array), _Word("csr_matrix", build=_csr)
+# What each global name stands for; the later names are those of Python 3 and of newer numpy and scipy.
 _WORDS = {
-    **{"__builtin__ list": _LIST, "builtins list": _LIST, "__builtin__ dict": _DICT, "builtins dict": _DICT},
-    **{"collections defaultdict": _DICT, "collections OrderedDict": _DICT, "_codecs encode": _Word("bytes", _bytes)},
-    **{"numpy ndarray": _NDARRAY, "numpy dtype": _Word("dtype", _new_dtype)},
+    **{"__builtin__ list": _LIST, "builtins list": _LIST, "collections defaultdict": _Word("defaultdict", _dict)},
+    **{"numpy ndarray": _NDARRAY, "numpy dtype": _Word("dtype", _new_dtype), "_codecs encode": _BYTES},
     **{f"numpy.{core}.multiarray _reconstruct": _ARRAY for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray scalar": _SCALAR for core in ("core", "_core")},
     **{"scipy.sparse.csr csr_matrix": _CSR, "scipy.sparse._csr csr_matrix": _CSR},
 }
 
@@ -253,7 +247,7 @@ def _check_finished(value: Any) -> None:
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()
-        if isinstance(item, (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix)) or id(item) in seen:
+        if isinstance(item, (*_SCALARS, np.ndarray, sparse.csr_matrix)) or id(item) in seen:
             continue
         _allow(isinstance(item, (list, tuple, dict)), "holds something that is not data")
         seen.add(id(item))

@@ -422,7 +422,7 @@ def assemble(
         if chosen["standardize"]:
             scaling = Scaling.of(x)
             x = scaling(x)
-            remarks.append(scaling.describe(found.names))
+            remarks.append(scaling.describe())
             protocol += "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
             remarks += uneven(x, found.names)
