@@ -197,19 +197,16 @@ def _new_dtype(code: Any, *_: Any) -> _Unfinished:
     return _Unfinished(build)
 
 
-def _filled(raw: bytes, dtype: Any, shape: Any, fortran: bool) -> Array:
+def _array(state: Any) -> Array:
+    _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
+    shape, dtype, fortran, raw = state[-4:]
+    raw = _raw(raw)
     _allow(isinstance(dtype, np.dtype) and dtype.kind in "biuf", "makes an array whose dtype is not numeric")
     possible = isinstance(shape, tuple) and len(shape) <= 8 and all(type(n) is int and 0 <= n < 2**48 for n in shape)
     fits = possible and math.prod(shape) * dtype.itemsize == len(raw)
     _allow(fits, f"makes an array of another shape than its {len(raw)} bytes have")
     array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="))  # a copy that can be written to
-
-
-def _array(state: Any) -> Any:
-    _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
-    shape, dtype, fortran, raw = state[-4:]
-    return _filled(_raw(raw), dtype, shape, bool(fortran))
 
 
 def _csr(state: Any) -> Any:
