@@ -207,12 +207,16 @@ class GraphBatches:
     def __len__(self) -> int:
         return -(-self.index.numel() // self.batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[GraphBatch]:
-        """The batches of one epoch."""
+    def order(self, epoch: int) -> list[Tensor]:
+        """Numbers of the graphs of every batch of one epoch."""
         index = self.index
         if self.shuffle:
             index = index[torch.randperm(index.numel(), generator=epoch_generator(self.seed, epoch))]
-        return (self.batch(graphs) for graphs in index.split(self.batch_size) if graphs.numel())
+        return [graphs for graphs in index.split(self.batch_size) if graphs.numel()]
+
+    def epoch(self, epoch: int) -> Iterator[GraphBatch]:
+        """The batches of one epoch."""
+        return map(self.batch, self.order(epoch))
 
     def batch(self, graphs: Tensor) -> GraphBatch:
         """The graphs with these numbers, in this order."""
