@@ -148,11 +148,10 @@ class DeezerEurope(SeededReader, GraphReader):
         *tables, features = read_members(found.path, names).values()
         edges, target = (np.loadtxt(io.BytesIO(t), np.int64, delimiter=",", skiprows=1, ndmin=2) for t in tables)
         liked = json.loads(features)
-        if not isinstance(liked, dict) or not all(
-            isinstance(artists, list) and all(type(artist) in (int, str) for artist in artists)
-            for artists in liked.values()
-        ):
-            raise DataError("features.json must hold a list of numbers of artists per user")
+        if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
+            raise DataError("features.json must hold a list of artists per user")
+        if not all(type(artist) in (int, str) for artists in liked.values() for artist in artists):
+            raise DataError("features.json must name artists by number")
         y = np.empty(len(target), dtype=np.int64)
         y[target[:, 0]] = target[:, 1]
         rows = np.repeat(np.array([int(user) for user in liked]), [len(artists) for artists in liked.values()])

@@ -75,7 +75,13 @@ class SynMol(PointSetReader):
     The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are
     the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
     and the MMFF94 force field.
+
+    Args:
+        graph: ``"knn"``, which run folders of earlier versions name.
     """
+
+    graph: str = "knn"
+    choices = (("graph", ("knn",)),)
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
@@ -118,14 +124,13 @@ SEED, STEPS = 42, 1000  # of the embedding, and of the force field
 
 
 def read_smiles(table: str, path: object) -> list[str]:
-    """The molecules of a table in the format of ``logic8_smiles.csv``: a header with ``mol_id`` and ``smiles``.
+    """The molecules of a table in the format of ``logic8_smiles.csv``: a header with ``smiles`` in it.
 
     Its column ``label``, if there is one, is not read: in the published file it is not the label of the task.
     """
     rows = csv.DictReader(io.StringIO(table))
-    for column in ("mol_id", "smiles"):
-        if column not in (rows.fieldnames or ()):
-            raise DataError(f"no column {column!r}; the header is {rows.fieldnames}", path=path, line=1)
+    if "smiles" not in (rows.fieldnames or ()):
+        raise DataError(f"no column 'smiles'; the header is {rows.fieldnames}", path=path, line=1)
     smiles = []
     for row in rows:
         if not row["smiles"]:
@@ -218,11 +223,9 @@ def read_events(content: bytes) -> list[Array]:
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
-    # The published file also holds numpy arrays; the functions that make them have another name since numpy 2.
-    functions: dict[str, Any] = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
-    makers = [
-        (make, f"numpy.{core}.multiarray.{name}") for name, make in functions.items() for core in ("core", "_core")
-    ]
+    # The published file also holds numpy arrays; the functions that make them have other names since numpy 2.
+    made: dict[str, Any] = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    makers = [(make, f"numpy.{core}.multiarray.{name}") for name, make in made.items() for core in ("core", "_core")]
     numpy_types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
     pyg_types = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
     try:

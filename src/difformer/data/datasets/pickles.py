@@ -85,10 +85,7 @@ def _run(content: bytes) -> Any:
     def push(value: Any) -> None:
         """Put what was made on the stack, and count its bytes: a pickle can make arrays of one text again and again."""
         nonlocal made_bytes
-        if isinstance(value, np.ndarray):
-            made_bytes += value.nbytes if value.base is None else 0  # views take no memory
-        elif isinstance(value, bytes):
-            made_bytes += len(value)
+        made_bytes += value.nbytes if isinstance(value, np.ndarray) else len(value) if isinstance(value, bytes) else 0
         if made_bytes > most_bytes:
             raise DataError(
                 f"the pickle makes more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts "
