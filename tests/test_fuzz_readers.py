@@ -20,7 +20,7 @@ from fuzz import Reader, attack, damage
 from scipy import sparse
 
 from difformer.data import Split, Task, from_files, load, load_splits, read_features, save_splits
-from difformer.data.datasets.pickles import read_pickle, read_tensors
+from difformer.data.datasets.pickles import read_pickle
 from difformer.data.split import random_split
 from difformer.distributed.partition_folder import Partition, write_partition
 from difformer.errors import UserError
@@ -132,10 +132,9 @@ def read_splits(folder: Path) -> None:
 
 def pickles(folder: Path) -> None:
     matrix = sparse.csr_matrix(np.eye(4))
-    content = {"a": [np.arange(6.0), np.float32(2)], "m": matrix, "t": (b"b", "t", None, {1, 2}), "d": {1: [2, 3]}}
+    content = {"a": [np.arange(6.0)], "m": matrix, "t": (b"b", "t", None, {1, 2}), "d": {1: [2, 3]}}
     for protocol in (0, 2, 4):
         (folder / f"p{protocol}.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
-    torch.save({"x": torch.ones(3, 2), "y": torch.arange(3)}, folder / "t.pt")
 
 
 def read_pickles(folder: Path) -> None:
@@ -168,7 +167,7 @@ def read_pickles(folder: Path) -> None:
     for file in sorted(folder.iterdir()):
         with file.open("rb") as stream:
             try:
-                plain(read_tensors(stream.read()) if file.suffix == ".pt" else read_pickle(stream.read()))
+                plain(read_pickle(stream.read()))
             except (UserError, OSError):
                 continue
 
@@ -351,7 +350,7 @@ READERS = [
     Reader("PyG files", graphs, ("*.pt",), read_graphs),
     Reader("Parquet", parquet, ("*.parquet",), lambda f: from_files(f / "f.parquet")),
     Reader("splits", splits, ("s.*",), read_splits),
-    Reader("pickles", pickles, ("*.pkl", "*.pt"), read_pickles),
+    Reader("pickles", pickles, ("*.pkl",), read_pickles),
     Reader("published archives", published, ("*/*.npz",), read_published),
     Reader("run folders", run, ("run/*.*", "run/seed-*/*"), read_run),
     Reader("evaluate", own_run, ("run/*.*", "run/seed-0/*"), lambda f: _command(f, "evaluate", "run")),

@@ -73,10 +73,10 @@ class TestActsTrack:
         program = zipped({f"program/{name}": b"" for name in ("data.pkl", "constants.pkl", "version")})
         content = zipped({"processed_2T/data_2T.pt": program})
         write(tmp_path / "actstrack" / "actstrack_processed_2T.zip", content)
-        with pytest.raises(DataError, match=r"processed_2T\.zip: is a TorchScript program"):
+        with pytest.raises(DataError, match=r"processed_2T\.zip: is damaged, or holds more than tensors"):
             load("actstrack", tmp_path)
 
     def test_a_pickle_that_would_run_something_is_refused(self, cache, tmp_path):
         self.put(tmp_path, foul=Foul())
-        with pytest.raises(DataError, match=r"__builtin__\.print, which no published data set needs"):
+        with pytest.raises(DataError, match=r"holds more than tensors and arrays \(UnpicklingError\)"):
             load("actstrack", tmp_path)

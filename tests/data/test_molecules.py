@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from difformer.data import DataError
+from difformer.data import DataError, dataset_options, load
 from difformer.data.datasets import particles
 from difformer.data.datasets.particles import ATOM_NAMES, build_synmol, read_smiles
+from difformer.errors import UserError
 
 NO_FORCE_FIELD = "C[Mg]C"  # MMFF94 knows magnesium as an ion only
 
@@ -46,17 +47,16 @@ def test_the_label_asks_for_a_carbonyl_and_a_chain(monkeypatch):
 @pytest.mark.usefixtures("rdkit")
 def test_benzene_is_a_flat_hexagon():
     benzene = molecule("c1ccccc1")
-    source, target = benzene.edge_index
+    source, target = np.arange(6), (np.arange(6) + 1) % 6
     assert benzene.atom_type.tolist() == [ATOM_NAMES.index("C")] * 6
     np.testing.assert_allclose(np.linalg.norm(benzene.pos[source] - benzene.pos[target], axis=1), 1.395, atol=0.01)
     assert np.linalg.svd(benzene.pos - benzene.pos.mean(0), compute_uv=False)[2] < 0.01
 
 
 @pytest.mark.usefixtures("rdkit")
-def test_atoms_and_bonds_come_in_the_order_of_the_smiles():
+def test_atoms_come_in_the_order_of_the_smiles():
     one = molecule("FC(=O)C#N")
     assert [ATOM_NAMES[t] for t in one.atom_type] == ["F", "C", "O", "C", "N"]
-    assert one.edge_index.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [1, 3], [3, 1], [3, 4], [4, 3]]
     assert (one.pos.shape, one.pos.dtype) == ((5, 3), np.float32)
     carbonyl, nitrile = np.linalg.norm(one.pos[1] - one.pos[2]), np.linalg.norm(one.pos[3] - one.pos[4])
     assert 1.15 < nitrile < carbonyl < 1.25
@@ -89,27 +89,30 @@ def test_a_set_is_its_molecules_end_to_end():
     smiles = ["CCCC=O", NO_FORCE_FIELD, "c1ccccc1", "C"]
     together = SimpleNamespace(**build_synmol(smiles, workers=2))
     assert together.node_ptr.tolist() == [0, 5, 8, 14, 15]
-    assert together.edge_ptr.tolist() == [0, 8, 12, 24, 24]
     assert together.y.tolist() == [1, 0, 0, 0]
     assert together.has_pos.tolist() == [True, False, True, True]
     assert np.isnan(together.pos[5:8]).all()
     for i in (0, 2, 3):
         alone = molecule(smiles[i])
         nodes = slice(together.node_ptr[i], together.node_ptr[i + 1])
-        edge = slice(together.edge_ptr[i], together.edge_ptr[i + 1])
         np.testing.assert_array_equal(together.pos[nodes], alone.pos)
         np.testing.assert_array_equal(together.atom_type[nodes], alone.atom_type)
-        np.testing.assert_array_equal(together.edge_index[:, edge], alone.edge_index)
     empty = SimpleNamespace(**build_synmol([]))
-    assert (empty.pos.shape, empty.edge_index.shape, empty.node_ptr.tolist()) == ((0, 3), (2, 0), [0])
+    assert (empty.pos.shape, empty.node_ptr.tolist()) == ((0, 3), [0])
 
 
 def test_tables_are_read_and_broken_ones_named():
     assert read_smiles("mol_id,smiles,label\na,CCO,1\nb,CC,0\n", "t.csv") == ["CCO", "CC"]
     with pytest.raises(ValueError, match=r"t\.csv, line 3, column 'smiles': empty"):
         read_smiles("mol_id,smiles\na,CCO\nb\n", "t.csv")
-    with pytest.raises(ValueError, match="no column 'mol_id'"):
-        read_smiles("name,smiles\na,CCO\n", "t.csv")
+    with pytest.raises(ValueError, match="no column 'smiles'"):
+        read_smiles("mol_id,name\na,CCO\n", "t.csv")
+
+
+def test_the_graph_that_run_folders_name_is_the_only_one(cache):
+    assert dataset_options("synmol")["graph"] == "knn"
+    with pytest.raises(UserError, match="graph must be one of 'knn'; got 'bonds'"):
+        load("synmol", graph="bonds")
 
 
 # --- the published molecules -----------------------------------------------------------------------------------------
@@ -139,38 +142,43 @@ def check_against(data, smiles, chosen):
         warnings.simplefilter("error")
         built = SimpleNamespace(**build_synmol([smiles[i] for i in chosen], workers=2))
     nodes = np.concatenate([np.arange(*data["node_ptr"][i : i + 2]) for i in chosen])
-    edge = np.concatenate([np.arange(*data["edge_ptr"][i : i + 2]) for i in chosen])
     np.testing.assert_array_equal(built.has_pos, data["has_pos"][chosen])
     np.testing.assert_array_equal(built.atom_type, data["atom_type"][nodes])
-    np.testing.assert_array_equal(built.edge_index, data["edge_index"][:, edge])
     np.testing.assert_array_equal(built.y, data["y"][chosen])
-    return built, nodes
+    return built, nodes, bonds_of(data, chosen)
 
 
 RELEASE_OF_POSITIONS = "2026.09.1"  # others embed with other random numbers and find other conformers
 
 
-def bond_lengths(pos, node_ptr, edge_ptr, edge_index):
-    source, target = edge_index + np.repeat(node_ptr[:-1], np.diff(edge_ptr))
-    return np.linalg.norm(pos[source] - pos[target], axis=1)
+def bonds_of(data, chosen):
+    """The published bonds of these molecules, in positions among all their atoms."""
+    start = np.cumsum([0, *np.diff(data["node_ptr"])[chosen]])
+    columns = [np.arange(*data["edge_ptr"][i : i + 2]) for i in chosen]
+    return np.concatenate(
+        [data["edge_index"][:, at] + first for at, first in zip(columns, start, strict=False)], axis=1
+    )
 
 
-def check_positions(built, data, nodes):
+def bond_lengths(pos, bonds):
+    return np.linalg.norm(pos[bonds[0]] - pos[bonds[1]], axis=1)
+
+
+def check_positions(built, data, nodes, bonds):
     import rdkit
 
     published = data["pos"][nodes]
     if rdkit.__version__ == RELEASE_OF_POSITIONS:
         np.testing.assert_allclose(built.pos, published, atol=1e-4)
-    structure = (built.node_ptr, built.edge_ptr, built.edge_index)
-    np.testing.assert_allclose(bond_lengths(built.pos, *structure), bond_lengths(published, *structure), atol=0.05)
+    np.testing.assert_allclose(bond_lengths(built.pos, bonds), bond_lengths(published, bonds), atol=0.05)
 
 
 def test_a_sample_of_published_molecules_is_rebuilt(synmol):
     smiles, data = synmol
     chosen = np.append(np.random.default_rng(0).choice(len(smiles), 30, replace=False), [1571, 7263])
-    built, nodes = check_against(data, smiles, chosen)
+    built, nodes, bonds = check_against(data, smiles, chosen)
     assert np.flatnonzero(~built.has_pos).tolist() == [30, 31]
-    check_positions(built, data, nodes)
+    check_positions(built, data, nodes, bonds)
 
 
 FAILING = [1571, 3458, 7261, 7263, 7278, 8129]
@@ -180,6 +188,6 @@ FAILING = [1571, 3458, 7261, 7263, 7278, 8129]
 def test_a_tenth_of_the_published_molecules_is_rebuilt(synmol):
     smiles, data = synmol
     chosen = np.unique(np.append(np.arange(0, len(smiles), 10), FAILING))
-    built, nodes = check_against(data, smiles, chosen)
+    built, nodes, bonds = check_against(data, smiles, chosen)
     assert chosen[~built.has_pos].tolist() == FAILING
-    check_positions(built, data, nodes)
+    check_positions(built, data, nodes, bonds)

@@ -16,7 +16,7 @@ import os
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +127,6 @@ def locate(name: str, root: str | os.PathLike[str] | None = None) -> Found:
     return found
 
 
-class DataSetError(DataError):
-    """A `DataError` that names its data set and says where to get the files again."""
-
-
 @contextmanager
 def reading(found: Found) -> Iterator[None]:
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
@@ -140,8 +136,6 @@ def reading(found: Found) -> Iterator[None]:
     """
     try:
         yield
-    except DataSetError:
-        raise
     except (MemoryError, *DAMAGE, ValueError, LookupError) as error:
         if not isinstance(error, (MemoryError, *DAMAGE)) and _altered(found) is None:
             raise
@@ -153,12 +147,12 @@ def reading(found: Found) -> Iterator[None]:
         if isinstance(error, DataError):
             place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
             problem = f"{error.problem} (data set {found.name!r}: {way_out})"
-            raise DataSetError(problem, path=error.path or path, **place) from error
+            raise DataError(problem, path=error.path or path, **place) from error
         problem = f"needs more memory than there is ({error}), or the file is damaged"
         if not isinstance(error, MemoryError):
             reason = f"{type(error).__name__}: {error}"
             problem = f"cannot be read ({reason}); the file is cut short, or not what its name says"
-        raise DataSetError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
+        raise DataError(f"data set {found.name!r} {problem}: {way_out}", path=path) from error
 
 
 def _altered(found: Found) -> Path | None:
@@ -190,15 +184,14 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
         try:
             return _transfer(file, target)
         except urllib.error.HTTPError as error:
-            reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
+            reason = f"the server answered {error.code} {error.reason}"
+            if error.code < 500:
+                break
         except urllib.error.URLError as error:  # no answer: another attempt would fail, too
-            reason, again = f"no connection ({error.reason})", False
-        except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
-            reason, again = str(error) or type(error).__name__, True
-        except OSError as error:
-            reason, again = str(error), False
-        if not again:
+            reason = f"no connection ({error.reason})"
             break
+        except (http.client.HTTPException, OSError, _BadDownloadError) as error:
+            reason = str(error) or type(error).__name__
     # A server's answer may hold line breaks and control characters.
     said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
     raise DownloadError(data_set, file, target, said)
@@ -229,22 +222,26 @@ def _record(path: Path) -> Path:
 
 
 def _transfer(file: RemoteFile, target: Path) -> None:
-    """One attempt."""
+    """One attempt, with a bar on standard error if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    console = Console(stderr=True)
+    bar: Any = {"description": file.name, "console": console, "transient": True, "disable": not console.is_terminal}
     algorithm, _, expected = (file.checksum or "sha256:").partition(":")
     digest = hashlib.new(algorithm, usedforsecurity=False)
     request = urllib.request.Request(file.url or "", headers={"User-Agent": "difformer"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         announced = response.headers.get("Content-Length")
         total = int(announced) if announced and announced.isdecimal() else None
-        with atomic_write(target) as stream, _progress(file.name, total) as advance:
+        with atomic_write(target) as stream, wrap_file(response, total or 0, **bar) as body:
             arrived = 0
-            while chunk := response.read(CHUNK):
+            while chunk := body.read(CHUNK):
                 if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
                     raise _BadDownloadError(f"the answer begins with {chunk[:16]!r}; it may be an error page")
                 stream.write(chunk)
                 digest.update(chunk)
                 arrived += len(chunk)
-                advance(len(chunk))
             if arrived == 0:
                 raise _BadDownloadError("the server sent an empty file")
             if total is not None and arrived != total:
@@ -265,16 +262,3 @@ def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
         stream.seek(max(0, stream.tell() - 64))
         return stream.read().rstrip().endswith(b"}")
     return True
-
-
-@contextmanager
-def _progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda arrived: progress.update(task, advance=arrived)

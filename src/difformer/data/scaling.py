@@ -18,7 +18,6 @@ from torch import Tensor
 from difformer.data.sparse_features import csr
 from difformer.errors import UserError
 
-SHOWN = 6  # columns whose numbers a note gives
 UNEVEN = 100.0  # columns that differ more than this in deviation are worth a note
 CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding, in single precision
 
@@ -55,17 +54,10 @@ class Scaling:
         shift = self.scale.new_zeros(()) if self.shift is None else self.shift
         return torch.cat([((part.double() - shift) / self.scale).to(x.dtype) for part in dense.split(8192)])
 
-    def describe(self, names: Sequence[str] = ()) -> str:
-        """A sentence with the numbers of the first columns."""
-        called = [repr(name) for name in names] or [f"column {i + 1}" for i in range(self.scale.numel())]
-        shift = torch.zeros_like(self.scale) if self.shift is None else self.shift
-        each = [
-            f"{name} {'/' if self.shift is None else f'{mean:.4g} ±'} {deviation:.4g}"
-            for name, mean, deviation in zip(called, shift.tolist(), self.scale.tolist(), strict=True)
-        ]
-        more = f" and {len(each) - SHOWN} more" if len(each) > SHOWN else ""
+    def describe(self) -> str:
+        """What was done, in words."""
         how = "divided by their quadratic mean" if self.shift is None else "standardised"
-        return f"columns {how} over all {self.rows} rows, no label used: {', '.join(each[:SHOWN])}{more}"
+        return f"columns {how} over all {self.rows} rows, no label used"
 
 
 def uneven(x: Tensor, names: Sequence[str] = ()) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from difformer.data.archives import read_members, read_npz
 from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
-from difformer.data.datasets.pickles import read_tensors
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found
 from difformer.data.sparse_features import segments
@@ -78,11 +77,11 @@ class SynMol(PointSetReader):
     and the MMFF94 force field.
 
     Args:
-        graph: ``"knn"``, or ``"bonds"`` for the covalent ones in both directions.
+        graph: ``"knn"``, which run folders of earlier versions name.
     """
 
     graph: str = "knn"
-    choices = (("graph", ("knn", "bonds")),)
+    choices = (("graph", ("knn",)),)
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
@@ -99,13 +98,6 @@ class SynMol(PointSetReader):
         pos = torch.from_numpy(content["pos"][rows].astype(np.float32))
         x = torch.from_numpy(content["atom_type"][rows].astype(np.int64))
         names = [str(symbol) for symbol in content["atom_names"]]
-        if self.graph == "knn":
-            edge_index, graph = self.nearest(pos, node_ptr), f"{self.knn} nearest atoms (self counted)"
-        else:
-            columns, edge_ptr = segments(torch.from_numpy(content["edge_ptr"]), kept)
-            shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
-            edge_index = torch.from_numpy(content["edge_index"][:, columns].astype(np.int64)) + shift
-            graph = "covalent bonds"
         new_number = np.cumsum(placed) - 1
 
         def published(s: int) -> Split:
@@ -117,8 +109,9 @@ class SynMol(PointSetReader):
         code = self.protocol == "public-code"
         types = x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float()
         splits = self.splits(y, published, "LRI's split")
+        graph = f"{self.knn} nearest atoms (self counted)"
         said = ("atom type as a number" if code else "atom types one-hot", "positions in Å", graph)
-        parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr}
+        parts: Any = {"edge_index": self.nearest(pos, node_ptr), "node_ptr": node_ptr}
         parts["feature_names"] = (*(["atom type"] if code else names), "x", "y", "z")
         gone = len(placed) - len(kept)
         parts["notes"] = (f"{gone} molecules without positions are left out.",) if gone else ()
@@ -131,14 +124,13 @@ SEED, STEPS = 42, 1000  # of the embedding, and of the force field
 
 
 def read_smiles(table: str, path: object) -> list[str]:
-    """The molecules of a table in the format of ``logic8_smiles.csv``: a header with ``mol_id`` and ``smiles``.
+    """The molecules of a table in the format of ``logic8_smiles.csv``: a header with ``smiles`` in it.
 
     Its column ``label``, if there is one, is not read: in the published file it is not the label of the task.
     """
     rows = csv.DictReader(io.StringIO(table))
-    for column in ("mol_id", "smiles"):
-        if column not in (rows.fieldnames or ()):
-            raise DataError(f"no column {column!r}; the header is {rows.fieldnames}", path=path, line=1)
+    if "smiles" not in (rows.fieldnames or ()):
+        raise DataError(f"no column 'smiles'; the header is {rows.fieldnames}", path=path, line=1)
     smiles = []
     for row in rows:
         if not row["smiles"]:
@@ -150,8 +142,7 @@ def read_smiles(table: str, path: object) -> list[str]:
 def build_synmol(smiles: Sequence[str], *, workers: int = 1) -> Arrays:
     """Places and labels molecules; the result does not depend on the number of `workers` (threads).
 
-    Gives ``node_ptr`` and ``edge_ptr [G + 1]``, ``atom_type`` and ``pos [ΣN, 3]`` in Å, NaN where ``has_pos [G]`` is
-    false, ``edge_index [2, ΣE]``, local to each molecule, and ``y``.
+    Gives ``node_ptr [G + 1]``, ``atom_type``, ``pos [ΣN, 3]`` in Å, NaN where ``has_pos [G]`` is false, and ``y``.
     """
     require("rdkit", extra="molecules", purpose="a molecule")
     from rdkit import Chem
@@ -163,16 +154,12 @@ def build_synmol(smiles: Sequence[str], *, workers: int = 1) -> Arrays:
     patterns = [Chem.MolFromSmarts(pattern) for pattern in (UNBRANCHED_ALKANE, CARBONYL)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pos = list(pool.map(place_atoms, mols))
-    bonds = [[(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in mol.GetBonds()] for mol in mols]
-    both = [(i, j) for of_one in bonds for pair in of_one for i, j in (pair, pair[::-1])]
     number = {name: i for i, name in enumerate(ATOM_NAMES)}
     types = [number.get(atom.GetSymbol(), len(number) - 1) for mol in mols for atom in mol.GetAtoms()]
     return {
         "node_ptr": np.cumsum([0, *map(len, pos)], dtype=np.int64),
-        "edge_ptr": np.cumsum([0, *(2 * len(of_one) for of_one in bonds)], dtype=np.int64),
         "atom_type": np.array(types, dtype=np.int8),
         "pos": np.concatenate([np.zeros((0, 3), dtype=np.float32), *pos]),
-        "edge_index": np.array(both, dtype=np.int32).reshape(-1, 2).T,
         "y": np.array([all(mol.HasSubstructMatch(pattern) for pattern in patterns) for mol in mols], dtype=np.int64),
         "has_pos": np.array([not np.isnan(of_one).any() for of_one in pos], dtype=bool),
     }
@@ -208,12 +195,11 @@ class ActsTrack(PointSetReader):
     def read(self, found: Found) -> Arrays:
         inside = found.form == "processed"
         file = read_members(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
-        data, slices, *_ = read_tensors(file)
-        x, pos = data["x"], data["pos"]
+        x, pos, y, node_ptr = read_events(file)
         if x.shape[1] != NUM_VALUES or pos.shape != (len(x), 3):
             problem = f"expected {NUM_VALUES} features and 3 coordinates per hit, got {x.shape} and {pos.shape}"
             raise DataError(problem, path=found.path)
-        return {"x": x, "pos": pos, "y": data["y"].ravel().astype(np.int64), "node_ptr": slices["x"].astype(np.int64)}
+        return {"x": x, "pos": pos, "y": y.ravel().astype(np.int64), "node_ptr": node_ptr.astype(np.int64)}
 
     def task(self, content: Any) -> Task:
         x, pos = (torch.from_numpy(content[key].astype(np.float32)) for key in ("x", "pos"))
@@ -229,3 +215,23 @@ class ActsTrack(PointSetReader):
         splits = self.splits(y, published, "random 70/15/15 as in LRI")
         parts: Any = {"edge_index": edge_index, "node_ptr": node_ptr, "feature_names": COLUMNS}
         return self.sets_task(x, pos, y, splits, *said, **parts)
+
+
+def read_events(content: bytes) -> list[Array]:
+    """Features, positions, labels and pointers of a processed PyG data set; of its objects only arrays are read."""
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    # The published file also holds numpy arrays; the functions that make them have other names since numpy 2.
+    made: dict[str, Any] = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    makers = [(make, f"numpy.{core}.multiarray.{name}") for name, make in made.items() for core in ("core", "_core")]
+    numpy_types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+    pyg_types = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+    try:
+        with torch.serialization.safe_globals([*pyg_types, *numpy_types, *makers]):
+            data, slices, *_ = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return [part.numpy() for part in (data["x"], data["pos"], data["y"], slices["x"])]
+    except Exception as error:  # the loader has no error of its own for a damaged or foreign file
+        problem = f"is damaged, or holds more than tensors and arrays ({type(error).__name__}); nothing else is read"
+        raise DataError(problem) from error

@@ -1,13 +1,12 @@
-"""Published pickles, read as data: containers, numeric arrays, CSR matrices and tensors come out, nothing else.
+"""Published pickles, read as data: containers, numeric arrays and CSR matrices come out, nothing else.
 
 Some data sets are published as Python pickles, all of protocol 2. A pickle is a program, and `pickle.load` runs it.
 Here a small interpreter knows the opcodes that such files consist of. To it, a global name is only a word: nothing is
 imported, and nothing that a file names is called. The few words it knows stand for constructors of this module, each of
 which builds plain data from checked parts:
 
-    numpy   arrays and scalars of booleans, whole numbers and floats
+    numpy   arrays of booleans, whole numbers and floats
     scipy   CSR matrices, every index checked
-    torch   tensors as arrays, and PyG's ``Data`` as a dictionary of them (`read_tensors`)
 
 Everything else (other names, dtypes of objects or with fields, subtypes, BUILD on anything but an unfinished array or
 matrix) is refused with a `DataError`.
@@ -15,27 +14,22 @@ matrix) is refused with a `DataError`.
 
 from __future__ import annotations
 
-import io
 import math
 import pickletools
 import re
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from difformer.data.archives import check_size
 from difformer.data.sparse_features import checked_csr
 from difformer.errors import DAMAGE, DataError
 
 Array = np.ndarray[Any, Any]
 
 MOST_MADE = (8, 1 << 26)  # bytes of arrays and texts that may be made: so many per byte of the pickle, and so many more
-MOST_DIMENSIONS = 16  # published tensors have three at most
 _MARK = object()
 _SCALARS = (str, bytes, bool, int, float, type(None))
 
@@ -57,52 +51,20 @@ class _Unfinished:
     slots: list[int] = field(default_factory=list)
 
 
-def read_tensors(content: bytes) -> Any:
-    """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
-    with _readable("a file of tensors"), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
-        members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
-        if "constants.pkl" in members:
-            raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
-        if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
-            raise DataError("holds tensors of the other byte order; save it on a little-endian machine")
-        storages: dict[tuple[str, str], Array] = {}  # tensors may share one
-
-        def storage(identity: Any) -> Array:
-            kind, word, key, _, count = identity
-            usual = kind == "storage" and isinstance(word, _Word) and word.name in _STORAGES
-            _allow(usual, "asks for an unusual storage")
-            place = (_STORAGES[word.name], members[f"data/{key}"])
-            if place not in storages or len(storages[place]) != count:
-                storages[place] = _filled(archive.read(place[1]), np.dtype(f"<{place[0]}"), (count,), False)
-            return storages[place]
-
-        return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
-
-
-def read_pickle(content: bytes, *, persistent: Callable[[Any], Any] | None = None) -> Any:
+def read_pickle(content: bytes) -> Any:
     """The data in a pickle; texts of Python 2 are read as latin-1.
-
-    `persistent` finds what is stored beside the pickle; without it such a reference is refused.
 
     Raises:
         DataError: If the pickle is damaged, or holds or calls anything that is not listed above.
     """
-    with _readable("a pickle"):
-        value = _run(content, persistent)
-        _check_finished(value)
-    return value
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Whatever damaged content raises becomes a `DataError`; zipfile has RuntimeError for an encrypted member."""
     try:
-        yield
+        value = _run(content)
+        _check_finished(value)
     except DataError:
         raise
-    except (*DAMAGE, ValueError, LookupError, TypeError, RuntimeError, MemoryError) as error:
-        raise DataError(f"is not {what} that can be read ({type(error).__name__}: {error})") from error
+    except (*DAMAGE, ValueError, LookupError, TypeError, MemoryError) as error:
+        raise DataError(f"is not a pickle that can be read ({type(error).__name__}: {error})") from error
+    return value
 
 
 def _allow(known: bool, what: str) -> None:
@@ -113,7 +75,7 @@ def _allow(known: bool, what: str) -> None:
         )
 
 
-def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
+def _run(content: bytes) -> Any:
     """Opcode by opcode, on a stack and a memo."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -123,10 +85,7 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
     def push(value: Any) -> None:
         """Put what was made on the stack, and count its bytes: a pickle can make arrays of one text again and again."""
         nonlocal made_bytes
-        if isinstance(value, np.ndarray):
-            made_bytes += value.nbytes if value.base is None else 0  # views take no memory
-        elif isinstance(value, bytes):
-            made_bytes += len(value)
+        made_bytes += value.nbytes if isinstance(value, np.ndarray) else len(value) if isinstance(value, bytes) else 0
         if made_bytes > most_bytes:
             raise DataError(
                 f"the pickle makes more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts "
@@ -194,8 +153,6 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             for slot in made.slots:
                 memo[slot] = finished
             push(finished)
-        elif name == "BINPERSID" and persistent is not None:
-            stack.append(persistent(stack.pop()))
         else:
             _allow(name == "PROTO", f"holds the opcode {name}")
     raise ValueError("it has no end")
@@ -237,23 +194,16 @@ def _new_dtype(code: Any, *_: Any) -> _Unfinished:
     return _Unfinished(build)
 
 
-def _filled(raw: bytes, dtype: Any, shape: Any, fortran: bool) -> Array:
+def _array(state: Any) -> Array:
+    _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
+    shape, dtype, fortran, raw = state[-4:]
+    raw = _raw(raw)
     _allow(isinstance(dtype, np.dtype) and dtype.kind in "biuf", "makes an array whose dtype is not numeric")
     possible = isinstance(shape, tuple) and len(shape) <= 8 and all(type(n) is int and 0 <= n < 2**48 for n in shape)
     fits = possible and math.prod(shape) * dtype.itemsize == len(raw)
     _allow(fits, f"makes an array of another shape than its {len(raw)} bytes have")
     array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="))  # a copy that can be written to
-
-
-def _array(state: Any) -> Any:
-    _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
-    shape, dtype, fortran, raw = state[-4:]
-    return _filled(_raw(raw), dtype, shape, bool(fortran))
-
-
-def _scalar(dtype: Any, raw: Any) -> Any:
-    return _filled(_raw(raw), dtype, (), False)[()]
 
 
 def _csr(state: Any) -> Any:
@@ -265,9 +215,8 @@ def _csr(state: Any) -> Any:
     return checked_csr(parts[0], parts[1], parts[2], shape)
 
 
-def _dict(*factory: Any) -> dict[Any, Any]:
-    known = len(factory) == 1 and (factory[0] is _DICT or factory[0] is _LIST)
-    _allow(known or not factory, "makes a dictionary with a factory")
+def _dict(factory: Any = None) -> dict[Any, Any]:
+    _allow(factory is None or factory is _LIST, "makes a dictionary with a factory")
     return {}
 
 
@@ -276,45 +225,14 @@ def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
     return _raw(text)
 
 
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Array:
-    """A tensor whose entries follow each other, as all published ones do."""
-    stored = isinstance(storage, np.ndarray) and type(offset) is int and isinstance(size, tuple)
-    _allow(stored, "makes a tensor without a storage")
-    sized = len(size) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in size)
-    _allow(sized, f"makes a tensor of {len(size)} dimensions, or with sizes that are not whole numbers")
-    expected = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
-    dense = all(n <= 1 or given == wanted for n, given, wanted in zip(size, stride, expected, strict=True))
-    end = offset + math.prod(size)
-    _allow(dense and 0 <= offset <= end <= len(storage), "makes a tensor that reaches beyond its storage, or has gaps")
-    return storage[offset:end].reshape(size)
-
-
-def _attributes(state: Any) -> Any:
-    """PyG's ``Data`` and the storage within: a dictionary of tensors."""
-    _allow(isinstance(state, dict), "makes a Data without attributes")
-    return state.get("_mapping", state.get("_store", state))
-
-
-_STORAGES = {
-    **{"DoubleStorage": "f8", "FloatStorage": "f4", "HalfStorage": "f2", "LongStorage": "i8", "IntStorage": "i4"},
-    **{"ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "b1"},
-}
-_DICT, _LIST, _CSR = _Word("dict", _dict), _Word("list"), _Word("csr_matrix", build=_csr)
-_NDARRAY, _ARRAY, _SCALAR = _Word("ndarray"), _Word("array", _new_array), _Word("scalar", _scalar)
-# What each global name stands for.
+_LIST, _NDARRAY, _BYTES = _Word("list"), _Word("ndarray"), _Word("bytes", _bytes)
+_ARRAY, _CSR = _Word("array", _new_array), _Word("csr_matrix", build=_csr)
+# What each global name stands for; the later names are those of Python 3 and of newer numpy and scipy.
 _WORDS = {
-    **{"__builtin__ list": _LIST, "builtins list": _LIST, "__builtin__ dict": _DICT, "builtins dict": _DICT},
-    **{"collections defaultdict": _DICT, "collections OrderedDict": _DICT, "_codecs encode": _Word("bytes", _bytes)},
-    **{"numpy ndarray": _NDARRAY, "numpy dtype": _Word("dtype", _new_dtype)},
+    **{"__builtin__ list": _LIST, "builtins list": _LIST, "collections defaultdict": _Word("defaultdict", _dict)},
+    **{"numpy ndarray": _NDARRAY, "numpy dtype": _Word("dtype", _new_dtype), "_codecs encode": _BYTES},
     **{f"numpy.{core}.multiarray _reconstruct": _ARRAY for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray scalar": _SCALAR for core in ("core", "_core")},
     **{"scipy.sparse.csr csr_matrix": _CSR, "scipy.sparse._csr csr_matrix": _CSR},
-    "torch._utils _rebuild_tensor_v2": _Word("tensor", _tensor),
-    **{f"torch {name}": _Word(name) for name in _STORAGES},
-    "torch_geometric.data.data Data": _Word("Data", build=_attributes),
-    "torch_geometric.data.storage GlobalStorage": _Word("GlobalStorage", build=_attributes),
-    "torch_geometric.data.data DataTensorAttr": _Word("attributes", build=lambda state: None),
-    "torch_geometric.data.data DataEdgeAttr": _Word("attributes", build=lambda state: None),
 }
 
 
@@ -323,7 +241,7 @@ def _check_finished(value: Any) -> None:
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()
-        if isinstance(item, (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix)) or id(item) in seen:
+        if isinstance(item, (*_SCALARS, np.ndarray, sparse.csr_matrix)) or id(item) in seen:
             continue
         _allow(isinstance(item, (list, tuple, dict)), "holds something that is not data")
         seen.add(id(item))

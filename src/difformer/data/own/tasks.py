@@ -392,7 +392,7 @@ def assemble(found: Features, labels: Labels, graph: Found | None, chosen: Choic
         if chosen["standardize"]:
             scaling = Scaling.of(found.x)
             found = replace(found, x=scaling(found.x))
-            remarks.append(scaling.describe(found.names))
+            remarks.append(scaling.describe())
             protocol += "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
             remarks += uneven(found.x, found.names)
