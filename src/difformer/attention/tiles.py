@@ -73,17 +73,11 @@ class Sums:
         return self.weighted.div_(total), total
 
 
-def _balanced(length: int, most: int) -> int:
-    """The step that cuts `length` into equal parts of at most `most`."""
-    return -(-length // -(-length // max(most, 1))) if length else 1
-
-
 def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, slice, slice]]:
     """Problems × queries × keys in tiles of at most about `budget` pairs."""
-    together = n * m <= budget  # pairs of several problems in one tile
-    step = _balanced(problems, budget // max(n * m, 1)) if together else 1
-    columns = max(m, 1) if together else _balanced(m, max(COLUMNS, budget // max(n, 1)))
-    rows = max(n, 1) if together else _balanced(n, budget // columns)
+    step = max(budget // max(n * m, 1), 1)  # pairs of several problems in one tile
+    columns = max(m, 1) if n * m <= budget else max(COLUMNS, budget // n)
+    rows = max(n, 1) if n * m <= budget else max(budget // columns, 1)
     for p, i, j in itertools.product(range(0, problems, step), range(0, n, rows), range(0, m, columns)):
         yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
