@@ -258,10 +258,7 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
 def evaluate_rows(
     x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor, u: Tensor | None = None, x_grad: Tensor | None = None
 ) -> None:
-    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``.
-
-    Given `u`, also the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``.
-    """
+    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` to `to` ``[n, w]``; given `u`, also ∂(Σ_i u_iᵀz_i)/∂x to `x_grad`."""
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
         lists = powers(part, held(degrees))

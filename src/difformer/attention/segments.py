@@ -26,10 +26,7 @@ Shapes = Sequence[int]
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of similar size side by side; or, without `rows`, all rows as they are.
-
-    Tensors of an operator are ``[runs, N, …]``.
-    """
+    """Graphs of similar size side by side; or, without `rows`, all rows as they are."""
 
     rows: Tensor = None  # type: ignore[assignment]  # [graphs, nodes]: the row of the input at each place
     sizes: Tensor = None  # type: ignore[assignment]  # [graphs]: rows of each graph

@@ -112,11 +112,7 @@ def launch_pairs(name: str, pairs: Tensor, *others: Some, **constants: Any) -> N
 
 
 def multiply(matrix: CSR, x: Tensor, out: Tensor, beta: float, alpha: float) -> bool:
-    """``out ← β out + α S X``, X in float32 or bfloat16, offered to `difformer.sparse`; False where nothing was done.
-
-    On an H200 with 64 channels, 1,632,803 rows and 61 M entries it takes 3.7 ms, 2.2 in bfloat16; torch's product with
-    a CSR tensor takes 6.1.
-    """
+    """``out ← β out + α S X``, X in float32 or bfloat16, offered to `difformer.sparse`; False if nothing was done."""
     width, index = x.shape[1], matrix.crow
     known = index.dtype == torch.int32 and x.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
     if not known or not 0 < matrix.longest <= LONGEST_SPARSE_ROW or not in_kernels(width, out, matrix.value):
