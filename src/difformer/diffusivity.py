@@ -105,9 +105,10 @@ class Diffusivity:
             advice = "use torch.exp, not math.exp, and torch.where, not if"
             raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
-            gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
-            given = f"a tensor of shape {tuple(u.shape)}; a constant is torch.ones_like(u)"
-            raise UserError(f"{this}: f must work element by element, but gave {gave} for {given}")
+            gave = f"{type(exchange).__name__} of shape {np.shape(exchange)}, not {tuple(u.shape)}"
+            raise UserError(
+                f"{this}: f must work element by element, but gave {gave}; a constant is torch.ones_like(u)"
+            )
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
             raise UserError(f"{this} is not finite at u = {where:.3g}; f must be finite on [0, 4]")

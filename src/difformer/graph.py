@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from difformer.errors import UserError, check_choice
-from difformer.result_cache import ResultCache, SameTensor, version_of
+from difformer.result_cache import ResultCache, version_of
 from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix, check_scipy
 
@@ -193,6 +193,7 @@ class Graph:
 
 
 _GRAPHS: ResultCache[Graph] = ResultCache()
+_WEIGHTS: ResultCache[object] = ResultCache()
 
 
 def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
@@ -231,9 +232,10 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
         graph = as_graph(index, num_nodes)
         _check_weight(edge_weight, index)
         return graph._copy(graph.edge_index, edge_weight)
-    key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
+    # An object for a tensor of weights as it is now, by which to know it again.
+    token = None if edge_weight is None else _WEIGHTS.of(edge_weight, (), object)
     alone = None if edge_weight is None else edge_weight.detach()
-    return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
+    return _GRAPHS.of(index, (num_nodes, token), lambda: Graph(index.detach(), num_nodes, alone))
 
 
 def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn", mask: Tensor | None = None) -> Tensor:

@@ -35,10 +35,6 @@ class Block:
     runs: int = 1
 
     @property
-    def full(self) -> bool:
-        return self.place is None
-
-    @property
     def mask(self) -> Tensor:
         """``[graphs, nodes]`` bool: True where a place holds a row of its own."""
         return torch.arange(self.rows.shape[1], device=self.rows.device) < self.sizes.unsqueeze(1)
@@ -46,11 +42,11 @@ class Block:
     @functools.cached_property
     def padding(self) -> Tensor | None:
         """``[runs × graphs, nodes]`` bool: True where there is no row; None if there is one everywhere."""
-        return None if self.full else ~self.mask.repeat(self.runs, 1)
+        return None if self.place is None else ~self.mask.repeat(self.runs, 1)
 
     def count(self, keys: Tensor) -> Tensor | int:
         """Keys that each row sums over, to go with ``[runs × graphs, nodes, 1]``."""
-        return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
+        return int(keys.shape[1]) if self.place is None else self.sizes.repeat(self.runs).view(-1, 1, 1)
 
     def pad(self, x: Tensor) -> Tensor:
         """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
