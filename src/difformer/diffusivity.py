@@ -95,15 +95,13 @@ class Diffusivity:
     def _exchange(self, u: Tensor) -> Tensor:
         """f on a grid, or an error that says what f has to be."""
         this = f"diffusivity {self.name!r}"
-        wanted = f"{this}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
-        if not callable(self.f):
-            raise TypeError(f"{wanted}; got {self.f!r}")
         try:
             exchange = self.f(u)
         except (TypeError, ValueError, RuntimeError) as error:
             # Functions of math and branches on u ask a whole tensor for one number, which torch refuses.
             advice = "use torch.exp, not math.exp, and torch.where, not if"
-            raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
+            wanted = "f must be a function of tensors, such as lambda u: torch.exp(-u)"
+            raise TypeError(f"{this}: {wanted}, but given one it failed ({error}); {advice}") from error
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
             gave = f"{type(exchange).__name__} of shape {np.shape(exchange)}, not {tuple(u.shape)}"
             raise UserError(

@@ -43,7 +43,6 @@ from difformer.shortcut import row_operator
 CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
 COLUMNS = 1024  # keys of a tile, if the keys do not fit as a whole
-EXPORTED_ROWS = 4096  # of the scores that an exported program computes at a time
 
 
 def tile_budget(device: torch.device) -> int:
@@ -246,7 +245,5 @@ def _wide(score: Score, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def propagate(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N; `key` is of a score."""
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        cut = isinstance(q.shape[0], int) and q.shape[0] > EXPORTED_ROWS
-        parts = q.split(EXPORTED_ROWS) if cut else (q,)
-        return torch.cat([reference.propagate(part, k, v, key) for part in parts])
+        return reference.propagate(q, k, v, key)
     return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *packed(segments), key).squeeze(0).to(q.dtype)
