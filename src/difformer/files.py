@@ -66,10 +66,8 @@ _ADVICE = {
     errno.EDQUOT: "your quota is used up; make room",
     errno.ENOENT: "there can be no file or folder at that place; choose another",
     errno.EROFS: "the place is read-only; choose another folder",
-    errno.EACCES: "you may not write there; choose another folder, or change its permissions",
-    errno.EPERM: "you may not write there; choose another folder, or change its permissions",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
-    errno.EEXIST: "a part of the path is a file, not a folder; choose another folder",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "you may not write there; choose another folder, or allow writing"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of the path is a file; choose another folder"),
 }
 
 

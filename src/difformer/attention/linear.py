@@ -27,8 +27,6 @@ from difformer.diffusivity import safe_total, smallest_total
 from difformer.kernels.gram import in_slices
 from difformer.shortcut import row_operator
 
-Count = Tensor | int  # keys that a row sums over
-
 CPU_PART = 1 << 20  # elements of q processed at a time
 GPU_PART = 1 << 26
 GPU_SLICES = 512  # products side by side that fill a GPU
@@ -66,7 +64,7 @@ def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor, values: Tensor) 
 
 
 def answer_queries(
-    q: Tensor, count: Count, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    q: Tensor, count: Tensor | int, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Writes P_i to `out` ``[P, n, c]`` and r_i to `total` ``[P, n, 1]``."""
     for i in parts(q):
@@ -77,7 +75,7 @@ def answer_queries(
 
 
 def query_gradients(
-    grad: Tensor, q: Tensor, total: Tensor, count: Count, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    grad: Tensor, q: Tensor, total: Tensor, count: Tensor | int, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν. D_i = (q_iᵀM a_i + νᵀa_i) / r_i needs no output."""
     dtype, (outer_grad, keys_grad, values_grad) = total.dtype, (x.new_zeros(x.shape) for x in (outer, keys, values))

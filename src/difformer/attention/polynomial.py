@@ -31,6 +31,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,8 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     if degree < 0:
         raise UserError(f"degree must not be negative, got {degree}")
     with torch.no_grad():
-        series = chebyshev.chebinterpolate(lambda x: diffusivity.g(torch.from_numpy(x)).numpy(), degree)
+        g: Any = lambda x: diffusivity.g(torch.from_numpy(x)).numpy()
+        series = chebyshev.chebinterpolate(g, degree)
     # Zeros are recognised in the Chebyshev basis, which rounding affects least.
     series[np.abs(series) < NEGLIGIBLE * np.abs(series).max()] = 0.0
     powers = chebyshev.cheb2poly(series)
