@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from difformer import files
-from difformer.files import RunFolderError, atomic_write, only_one, write_bytes, write_whole
+from difformer.files import RunFolderError, append_bytes, atomic_write, only_one, write_bytes, write_whole
 
 
 def test_a_file_appears_whole_and_its_folder_is_made(tmp_path):
@@ -81,3 +81,12 @@ def test_a_lock_file_that_is_removed_at_once_is_not_held(tmp_path, monkeypatch):
     monkeypatch.undo()
     with only_one(tmp_path):  # the lock was released
         write_bytes(tmp_path / "result", b"")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_unfinished_line_is_cut_off_before_the_next(tmp_path, durable):
+    path = tmp_path / "lines"
+    for before, after in ((b"", b""), (b"one\n", b"one\n"), (b"one\ntw", b"one\n"), (b"on", b"")):
+        path.write_bytes(before)
+        append_bytes(path, b"next\n", durable=durable)
+        assert path.read_bytes() == after + b"next\n"

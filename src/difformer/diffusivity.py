@@ -95,19 +95,18 @@ class Diffusivity:
     def _exchange(self, u: Tensor) -> Tensor:
         """f on a grid, or an error that says what f has to be."""
         this = f"diffusivity {self.name!r}"
-        wanted = f"{this}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
-        if not callable(self.f):
-            raise TypeError(f"{wanted}; got {self.f!r}")
         try:
             exchange = self.f(u)
         except (TypeError, ValueError, RuntimeError) as error:
             # Functions of math and branches on u ask a whole tensor for one number, which torch refuses.
             advice = "use torch.exp, not math.exp, and torch.where, not if"
-            raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
+            wanted = "f must be a function of tensors, such as lambda u: torch.exp(-u)"
+            raise TypeError(f"{this}: {wanted}, but given one it failed ({error}); {advice}") from error
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
-            gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
-            given = f"a tensor of shape {tuple(u.shape)}; a constant is torch.ones_like(u)"
-            raise UserError(f"{this}: f must work element by element, but gave {gave} for {given}")
+            gave = f"{type(exchange).__name__} of shape {np.shape(exchange)}, not {tuple(u.shape)}"
+            raise UserError(
+                f"{this}: f must work element by element, but gave {gave}; a constant is torch.ones_like(u)"
+            )
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
             raise UserError(f"{this} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
@@ -167,23 +166,21 @@ def _grid(points: int) -> Tensor:
 
 
 def antiderivative(f: Elementwise) -> Elementwise:
-    """The penalty of a diffusivity that is known by f alone: δ(u) = ∫₀ᵘ f, by Gauss-Legendre quadrature in small cells.
+    """The penalty δ(u) = ∫₀ᵘ f of a diffusivity known by f alone, by Gauss-Legendre quadrature in small cells."""
+    points, weights = (torch.from_numpy(part) / 2 for part in np.polynomial.legendre.leggauss(6))
+    grid = _grid(GRID_POINTS)
 
-    Whole cells come from a table, the last one is integrated anew, so that δ is differentiable in u.
-    """
-    cell = LARGEST_SQUARED_DISTANCE / (GRID_POINTS - 1)
-    points, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(6))
-    points, weights = (points + 1) / 2, weights / 2  # from [-1, 1] to [0, 1]
-    left = _grid(GRID_POINTS)[:-1]
-    cells = cell * (f(left.unsqueeze(1) + cell * points) * weights).sum(1)
-    table = torch.cat([cells.new_zeros(1), cells]).cumsum(0)
+    def integral(left: Tensor, right: Tensor) -> Tensor:
+        size = right - left
+        at = left.unsqueeze(-1) + size.unsqueeze(-1) * (points.to(right) + 0.5)
+        return size * (f(at) * weights.to(right)).sum(-1)
+
+    table = torch.cat([grid[:1], integral(grid[:-1], grid[1:])]).cumsum(0)
 
     def delta(u: Tensor) -> Tensor:
-        number = (u.detach() / cell).floor().clamp(0, GRID_POINTS - 1).long()
-        start = cell * number.to(u.dtype)
-        within = u - start
-        at = start.unsqueeze(-1) + within.unsqueeze(-1) * points.to(u)
-        return table.to(u)[number] + within * (f(at) * weights.to(u)).sum(-1)
+        # Whole cells come from the table, the last one is integrated anew, so that δ is differentiable in u.
+        number = (u.detach() / grid[1].item()).floor().clamp(0, GRID_POINTS - 1).long()
+        return table.to(u)[number] + integral(grid.to(u)[number], u)
 
     return delta
 

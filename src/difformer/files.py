@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,10 +66,8 @@ _ADVICE = {
     errno.EDQUOT: "your quota is used up; make room",
     errno.ENOENT: "there can be no file or folder at that place; choose another",
     errno.EROFS: "the place is read-only; choose another folder",
-    errno.EACCES: "you may not write there; choose another folder, or change its permissions",
-    errno.EPERM: "you may not write there; choose another folder, or change its permissions",
-    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
-    errno.EEXIST: "a part of the path is a file, not a folder; choose another folder",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "you may not write there; choose another folder, or allow writing"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of the path is a file; choose another folder"),
 }
 
 
@@ -107,8 +104,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def append_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Add whole lines to a file in one write, and take them back if they do not fit on the disk.
 
-    A line that a killed process left unfinished is ended first, so that it spoils no other. If `durable`, it is cut
-    off instead, and the new lines are on disk when this returns.
+    A line that a killed process left unfinished is cut off first. If `durable`, the lines are on disk at the end.
     """
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -116,11 +112,8 @@ def append_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
             length = os.fstat(descriptor).st_size
             os.lseek(descriptor, max(0, length - 1), os.SEEK_SET)
             if os.read(descriptor, 1) not in (b"\n", b""):
-                if durable:
-                    length = path.read_bytes().rfind(b"\n") + 1
-                    os.ftruncate(descriptor, length)
-                else:
-                    content = b"\n" + content
+                length = path.read_bytes().rfind(b"\n") + 1
+                os.ftruncate(descriptor, length)
             try:
                 if os.write(descriptor, content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -267,12 +260,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Where the package keeps what it can compute or fetch again: `$DIFFORMER_CACHE`, or the platform's folder."""
+    """Where the package keeps what it can compute or fetch again: `$DIFFORMER_CACHE` or ``~/.cache/difformer``."""
     if chosen := os.environ.get("DIFFORMER_CACHE"):
         return Path(chosen).expanduser()
-    home = Path.home()
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "difformer"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "difformer" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "difformer"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "difformer"

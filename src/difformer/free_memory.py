@@ -38,12 +38,9 @@ def kernel_value(path: Path, name: str, unit: int) -> int | None:
 
 
 def elements_at_a_time(device: torch.device, cpu: int, gpu: int) -> int:
-    """How many elements an operator works on at a time: `cpu` or `gpu`, or on a GPU what a full memory leaves room for.
-
-    An operator holds a few buffers of this size, in float32: a thirty-second of the free bytes each, as elements.
-    """
+    """How many elements an operator works on at a time: `cpu` or `gpu`, fewer where a GPU's memory is nearly full."""
     if device.type == "cpu":
         return cpu
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return gpu
-    return max(min(gpu, free_bytes(device) // 32), LEAST)
+    return max(min(gpu, free_bytes(device) // 32), LEAST)  # a few buffers of float32

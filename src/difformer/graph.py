@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.errors import UserError
-from difformer.result_cache import ResultCache, SameTensor, version_of
+from difformer.errors import UserError, check_choice
+from difformer.result_cache import ResultCache, version_of
 from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix, check_scipy
 
@@ -147,8 +147,7 @@ class Graph:
 
     def normalised_weights(self, norm: str = "gcn", dtype: torch.dtype = torch.float32) -> Tensor:
         """``[E]`` entries s_ij of the propagation matrix, in the order of the edges."""
-        if norm not in GRAPH_NORMS:
-            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+        check_choice("graph norm", norm, GRAPH_NORMS)
         weight = self.weights(dtype)
         if norm == "none":
             return weight
@@ -194,6 +193,7 @@ class Graph:
 
 
 _GRAPHS: ResultCache[Graph] = ResultCache()
+_WEIGHTS: ResultCache[object] = ResultCache()
 
 
 def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
@@ -232,9 +232,10 @@ def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tens
         graph = as_graph(index, num_nodes)
         _check_weight(edge_weight, index)
         return graph._copy(graph.edge_index, edge_weight)
-    key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
+    # An object for a tensor of weights as it is now, by which to know it again.
+    token = None if edge_weight is None else _WEIGHTS.of(edge_weight, (), object)
     alone = None if edge_weight is None else edge_weight.detach()
-    return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
+    return _GRAPHS.of(index, (num_nodes, token), lambda: Graph(index.detach(), num_nodes, alone))
 
 
 def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn", mask: Tensor | None = None) -> Tensor:
@@ -259,11 +260,10 @@ def _from_sparse(matrix: Tensor | Any, edge_weight: Tensor | None, num_nodes: in
         raise TypeError(f"edge_index must be {wanted}, got {found}")
     if edge_weight is not None:
         raise UserError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
-    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise UserError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
-    if num_nodes is not None and num_nodes != matrix.shape[0]:
-        size = matrix.shape[0]
-        raise UserError(f"edge_index is a {size} × {size} matrix, but there are {num_nodes} nodes")
+    size = matrix.shape[0] if num_nodes is None else num_nodes
+    if tuple(matrix.shape) != (size, size):
+        wanted = f"[{size}, {size}], one row and column per node"
+        raise UserError(f"edge_index as a sparse matrix must be {wanted}, got {tuple(matrix.shape)}")
     if isinstance(matrix, Tensor):
         coo = matrix.to_sparse_coo().coalesce()
         return coo.indices().flip(0), coo.values().clone(), matrix.shape[0]  # compilers cannot look at a view of `coo`

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class ResultCache(Generic[T]):
         Args:
             owner: A tensor, sparse matrix or graph. The result must not refer to it, or it is never freed: give `work`
                 ``owner.detach()``.
-            key: What else the result depends on; tensors are compared by value, `SameTensor` by identity and version.
+            key: What else the result depends on; tensors are compared by value.
             work: Computes it; called without autograd, inference mode and autocast.
         """
         key = (*key, *_contents(owner))
@@ -54,21 +54,6 @@ class ResultCache(Generic[T]):
 
     def __reduce__(self) -> tuple[type[ResultCache[T]], tuple[()]]:
         return ResultCache, ()  # copies start without results
-
-
-class SameTensor:
-    """A tensor as part of a key, held weakly: equal to itself as long as it lives and is not written to."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.ref, self.version = TensorWeakRef(tensor), version_of(tensor)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SameTensor) or self.version != other.version:
-            return False
-        mine = self.ref()
-        return mine is not None and mine is other.ref()
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def version_of(owner: Any) -> int:

@@ -67,9 +67,6 @@ class CSR:
             object.__setattr__(self, "_tensor", known)
         return known
 
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.crow, self.col, self.value
-
     def row(self) -> Tensor:
         """The row of each entry."""
         count = (self.crow[1:] - self.crow[:-1]).long()
@@ -151,7 +148,7 @@ class SparseMatrix:
         elif not torch.compiler.is_compiling() and (is_eager(flat) or is_transformed(flat)):
             out = _Product.apply(self, flat)
         else:
-            out = _matmul(*self.rows.parts(), *self.columns.parts(), flat)
+            out = _matmul(*(x for csr in (self.rows, self.columns) for x in (csr.crow, csr.col, csr.value)), flat)
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
 
 

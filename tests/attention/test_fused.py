@@ -144,7 +144,7 @@ def test_float32_is_multiplied_as_precisely_as_torch_is_asked_to(precision, part
 
 def test_fused_backend_refuses_the_cpu():
     q, k, v = make_inputs(4, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"'fused' needs a CUDA device .* got cpu"):
+    with pytest.raises(ValueError, match=r"'fused' needs CUDA .* got cpu"):
         fused.propagate(q, k, v, SIGMOID)
     assert not fused.serves("exponential", torch.device("cuda"), torch.float32, 64)
 

@@ -19,9 +19,9 @@ def test_every_row_stands_in_one_place(graphs):
         assert (owners == owners[:, :1]).all(), "a row of another graph"
         assert torch.equal(block.mask.sum(1), block.sizes)
         assert torch.equal(block.sizes, segments.sizes[owners[:, 0]])
-        assert block.full == bool(block.mask.all())
+        assert (block.place is None) == bool(block.mask.all())
         assert torch.equal(block.rows[block.mask], block.order)
-        assert block.full or torch.equal(block.rows.flatten()[block.place], block.order)
+        assert block.place is None or torch.equal(block.rows.flatten()[block.place], block.order)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
@@ -46,7 +46,7 @@ def test_blocks_are_bounded(policy):
 
 def test_one_size_needs_no_padding():
     segments = Segments(torch.arange(64 * 21) // 21)
-    assert all(block.full for block in segments.blocks)
+    assert all(block.place is None for block in segments.blocks)
     assert "64 graphs" in repr(segments)
 
 

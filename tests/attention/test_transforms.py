@@ -148,14 +148,6 @@ def test_a_name_first_met_during_export():
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
-def test_export_of_many_rows_keeps_scores_in_parts(monkeypatch):
-    from difformer.attention import tiles
-
-    monkeypatch.setattr(tiles, "EXPORTED_ROWS", 10)
-    layer, x = Layer("sigmoid").eval(), torch.randn(N, 8)
-    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
-
-
 @diffusivities
 @batches
 def test_autocast_stays_close_and_returns_bfloat16(diffusivity, batch):

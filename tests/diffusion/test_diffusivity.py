@@ -87,8 +87,8 @@ def test_functions_without_a_descending_energy_are_refused(f, complaint):
     [
         (lambda u: math.exp(-u), r"given one it failed \(only one element.*use torch\.exp, not math\.exp"),
         (lambda u: 1.0 if u < 1 else 0.5, r"ambiguous\); use .* torch\.where, not if"),
-        ("abc", "got 'abc'"),
-        (None, "got None"),
+        ("abc", "'str' object is not callable"),
+        (None, "'NoneType' object is not callable"),
     ],
     ids=["math", "branch", "text", "none"],
 )

@@ -11,7 +11,7 @@ from difformer.kernels import Tail
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import layer as layer_module
 from difformer.kernels.cpu.layer import tail_fields
-from difformer.nn.dropout import LayerDropout, dropout_key, dropout_keys, keep_mask
+from difformer.nn.dropout import LayerDropout, dropout_key, dropout_keys
 from difformer.sparse import SparseMatrix, add_product, reference_matmul
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -31,7 +31,7 @@ def test_masks_are_those_of_torch_to_the_bit(columns, rate, numbered):
         out = torch.empty(70, columns)
         passes.run("finish_rows", 70, columns, columns, z=ones, out=out, **tail_fields(Tail(mask=mask), None, None))
         key = dropout_keys([seed], [9])[0, 0]
-        assert torch.equal(out, keep_mask(ones, rate, dropout_key(key, rows=rows, site=site)))
+        assert torch.equal(out, dropout_key(key, rows=rows, site=site).keep_mask(ones, rate))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 33, 64, 65, 200])

@@ -186,8 +186,8 @@ def test_scipy_matrix_is_sorted_once_and_a_change_is_noticed(data):
 @pytest.mark.parametrize(
     ("edges", "message"),
     [
-        (sparse.csr_array((N, N + 1)), "must be square"),
-        (sparse.csr_array((N + 1, N + 1)), "41 × 41 matrix, but there are 40 nodes"),
+        (sparse.csr_array((N, N + 1)), r"must be \[40, 40\], one row and column per node"),
+        (sparse.csr_array((N + 1, N + 1)), r"must be \[40, 40\], one row and column per node, got \(41, 41\)"),
         ([[0, 1], [1, 2]], "got list; arrays and lists go through torch.as_tensor, pairs also through .T"),
         (np.zeros((2, 3), dtype=int), "got ndarray"),
         (

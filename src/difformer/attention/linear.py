@@ -15,7 +15,6 @@ stay in the cache of a CPU; rows of low precision are converted part by part.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,32 +27,24 @@ from difformer.diffusivity import safe_total, smallest_total
 from difformer.kernels.gram import in_slices
 from difformer.shortcut import row_operator
 
-Count = Tensor | int  # keys that a row sums over
-
 CPU_PART = 1 << 20  # elements of q processed at a time
 GPU_PART = 1 << 26
 GPU_SLICES = 512  # products side by side that fill a GPU
 SMALLEST_SLICE = 128  # rows of a slice that are worth a product of their own
 
 
-def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Problems × rows of ``x [P, n, d]`` in parts of about the elements that a cache holds."""
+def parts(x: Tensor) -> Iterator[slice]:
+    """Rows of ``x [P, n, d]``, of all problems, in parts of about the elements that a cache holds."""
     problems, n, d = x.shape
     budget = CPU_PART if x.device.type == "cpu" else GPU_PART
-    if problems * n * d <= budget:
-        yield slice(0, problems), slice(0, n)
-        return
-    step, rows = max(budget // max(n * d, 1), 1), max(budget // max(d, 1), 64)
-    for p, i in itertools.product(range(0, problems, step), range(0, n, rows)):
-        yield slice(p, p + step), slice(i, i + rows)
+    rows = max(budget // max(problems * d, 1), 64)
+    return (slice(i, i + rows) for i in range(0, n, rows))
 
 
 def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest: int = SMALLEST_SLICE) -> None:
-    """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
-
-    A GPU would use one processor per problem, so there the rows are cut into slices that are multiplied side by side.
-    """
+    """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``."""
     problems, n, _ = a.shape
+    # A GPU would use one processor per problem, so there the rows are cut into slices, multiplied side by side.
     slices = min(most // max(problems, 1), n // smallest) if a.is_cuda else 1
     if slices < 2:
         to.baddbmm_(a.mT, b)
@@ -61,48 +52,44 @@ def add_outer(to: Tensor, a: Tensor, b: Tensor, most: int = GPU_SLICES, smallest
         to.add_(in_slices(a, b, slices))
 
 
-def _of(count: Count, p: slice) -> Count:
-    return count[p] if isinstance(count, Tensor) else count
-
-
 def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor, values: Tensor) -> None:
     """Writes M to `outer` ``[P, d, c]``, κ to `keys` ``[P, 1, d]`` and ν to `values` ``[P, 1, c]``."""
     for state in (outer, keys, values):
         state.zero_()
-    for p, i in parts(k):
-        part_k, part_v = k[p, i].to(outer.dtype), v[p, i].to(outer.dtype)
-        add_outer(outer[p], part_k, part_v)
-        keys[p].add_(part_k.sum(1, keepdim=True))
-        values[p].add_(part_v.sum(1, keepdim=True))
+    for i in parts(k):
+        part_k, part_v = k[:, i].to(outer.dtype), v[:, i].to(outer.dtype)
+        add_outer(outer, part_k, part_v)
+        keys.add_(part_k.sum(1, keepdim=True))
+        values.add_(part_v.sum(1, keepdim=True))
 
 
 def answer_queries(
-    q: Tensor, count: Count, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    q: Tensor, count: Tensor | int, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Writes P_i to `out` ``[P, n, c]`` and r_i to `total` ``[P, n, 1]``."""
-    for p, i in parts(q):
-        part = q[p, i].to(out.dtype)
-        r = safe_total(torch.bmm(part, keys[p].mT).add_(_of(count, p)), _of(count, p))
-        total[p, i] = r
-        torch.baddbmm(values[p], part, outer[p], out=out[p, i]).div_(r)
+    for i in parts(q):
+        part = q[:, i].to(out.dtype)
+        r = safe_total(torch.bmm(part, keys.mT).add_(count), count)
+        total[:, i] = r
+        torch.baddbmm(values, part, outer, out=out[:, i]).div_(r)
 
 
 def query_gradients(
-    grad: Tensor, q: Tensor, total: Tensor, count: Count, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
+    grad: Tensor, q: Tensor, total: Tensor, count: Tensor | int, to: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν. D_i = (q_iᵀM a_i + νᵀa_i) / r_i needs no output."""
     dtype, (outer_grad, keys_grad, values_grad) = total.dtype, (x.new_zeros(x.shape) for x in (outer, keys, values))
-    for p, i in parts(q):
-        r, part = total[p, i], q[p, i].to(dtype)
-        a = grad[p, i].to(dtype) / r
-        mapped = torch.bmm(a, outer[p].mT, out=to[p, i])
-        inner = (mapped * part).sum(-1, keepdim=True).baddbmm_(a, values[p].mT).div_(r)
+    for i in parts(q):
+        r, part = total[:, i], q[:, i].to(dtype)
+        a = grad[:, i].to(dtype) / r
+        mapped = torch.bmm(a, outer.mT, out=to[:, i])
+        inner = (mapped * part).sum(-1, keepdim=True).baddbmm_(a, values.mT).div_(r)
         # A total that was clamped does not depend on q and k.
-        inner.masked_fill_(r == smallest_total(_of(count, p), r), 0)
-        mapped.addcmul_(inner, keys[p], value=-1)
-        add_outer(outer_grad[p], part, a)
-        add_outer(keys_grad[p], -inner, part)
-        values_grad[p].add_(a.sum(1, keepdim=True))
+        inner.masked_fill_(r == smallest_total(count, r), 0)
+        mapped.addcmul_(inner, keys, value=-1)
+        add_outer(outer_grad, part, a)
+        add_outer(keys_grad, -inner, part)
+        values_grad.add_(a.sum(1, keepdim=True))
     return outer_grad, keys_grad, values_grad
 
 
@@ -111,13 +98,13 @@ def key_gradients(
 ) -> None:
     """Writes ∂k to `k_grad` and ∂v to `v_grad`, or adds ∂v where heads share their values."""
     outer_grad, keys_grad, values_grad = sums
-    for p, i in parts(k):
-        part_k, part_v = k[p, i].to(k_grad.dtype), v[p, i].to(v_grad.dtype)
-        torch.baddbmm(keys_grad[p], part_v, outer_grad[p].mT, out=k_grad[p, i])
+    for i in parts(k):
+        part_k, part_v = k[:, i].to(k_grad.dtype), v[:, i].to(v_grad.dtype)
+        torch.baddbmm(keys_grad, part_v, outer_grad.mT, out=k_grad[:, i])
         if add:
-            v_grad[p, i].baddbmm_(part_k, outer_grad[p]).add_(values_grad[p])
+            v_grad[:, i].baddbmm_(part_k, outer_grad).add_(values_grad)
         else:
-            torch.baddbmm(values_grad[p], part_k, outer_grad[p], out=v_grad[p, i])
+            torch.baddbmm(values_grad, part_k, outer_grad, out=v_grad[:, i])
 
 
 def _state(q: Tensor, v: Tensor, problems: int) -> list[Tensor]:

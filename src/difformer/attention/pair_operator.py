@@ -36,8 +36,7 @@ SPLIT = 1024  # elements that a program splits into parts
 PART = torch.bfloat16
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
-# number of bfloat16 parts of a factor. On an H200 with 19,717 rows of 64 an answer and its gradients take 3.5 ms in two
-# parts and 8.4 in three; tile by tile in torch, 10 in TF32 and 15 in float32.
+# number of bfloat16 parts of a factor.
 TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     1: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
     2: ((64, 32, 4, 3), (32, 64, 4, 2), (64, 32, 4, 2)),
@@ -56,10 +55,7 @@ def parts_of(dtype: torch.dtype) -> int:
 
 
 def _shared(q: Tensor, v: Tensor, ranges: Tensor | None, *least: float) -> tuple[Any, ...]:
-    """Arguments of all kernels: each row's graph (not read for a single one), sizes, and strides of queries and values.
-
-    The strides are the elements between problems and between parts.
-    """
+    """Arguments of all kernels: each row's graph (not read for one graph), sizes, strides of problems and of parts."""
     (problems, n, d), c = q.shape, v.shape[-1]
     graphs = (q,) * 3 if ranges is None else ranges.unbind()
     return *graphs, n, d, c, *least, n * d, n * c, problems * n * d, problems * n * c
@@ -147,12 +143,10 @@ def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segme
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
     form, heads, channels = form_of(diffusivity), q.shape[1], v.shape[-1]
     if not serves(form, q.device, q.dtype, max(q.shape[-1], channels)):
-        raise UserError(
-            f"backend 'fused' needs a CUDA device with Triton, diffusivity simple or sigmoid, float32, float16 or "
-            f"bfloat16, and at most {LARGEST_WIDTH} channels; got {q.device.type}, "
-            f"{diffusivity_of(diffusivity).name!r}, {q.dtype}, {q.shape[-1]} and {channels} channels: "
-            f"try backend='auto'"
-        )
+        needed = f"CUDA with Triton, simple or sigmoid, no float64 and at most {LARGEST_WIDTH} channels"
+        name, most = diffusivity_of(diffusivity).name, max(q.shape[-1], channels)
+        got = f"{q.device.type}, {name!r}, {q.dtype}, {most} channels"
+        raise UserError(f"backend 'fused' needs {needed}; got {got}: try backend='auto'")
     rows = (q, k, v.expand(-1, heads, -1).to(q.dtype))
     if segments is not None:
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]

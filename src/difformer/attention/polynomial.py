@@ -31,10 +31,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.polynomial import chebyshev
+from numpy.polynomial import Polynomial, chebyshev
 from torch import Tensor
 
 from difformer._compat import constant_result
@@ -74,10 +75,9 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     """a_0 … a_p of the interpolant; exactly zero where g has none (sigmoid: 2, 4, …)."""
     if degree < 0:
         raise UserError(f"degree must not be negative, got {degree}")
-    points = chebyshev.chebpts1(degree + 1)
     with torch.no_grad():
-        values = diffusivity.g(torch.from_numpy(points)).numpy()
-    series = chebyshev.chebfit(points, values, degree)
+        g: Any = lambda x: diffusivity.g(torch.from_numpy(x)).numpy()
+        series = chebyshev.chebinterpolate(g, degree)
     # Zeros are recognised in the Chebyshev basis, which rounding affects least.
     series[np.abs(series) < NEGLIGIBLE * np.abs(series).max()] = 0.0
     powers = chebyshev.cheb2poly(series)
@@ -89,20 +89,17 @@ def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
 @functools.lru_cache(maxsize=512)
 def bounds(diffusivity: Diffusivity, degree: int) -> Bounds:
     """How far the polynomial of this degree is from g, and its slope from g', on all of [-1, 1]."""
-    powers = torch.tensor(coefficients(diffusivity, degree), dtype=torch.float64)
+    near = Polynomial(coefficients(diffusivity, degree))
     x = torch.linspace(-1.0, 1.0, GRID_POINTS, dtype=torch.float64)
     g, pull, *_ = torch.func.vjp(diffusivity.g, x)
     slope = pull(torch.ones_like(x))[0]
-    exponents = torch.arange(degree + 1)
-    basis = x.unsqueeze(1) ** exponents
-    value_gap = (basis @ powers - g).abs()
-    slope_gap = (basis[:, :-1] @ (powers[1:] * exponents[1:]) - slope).abs() if degree else slope.abs()
-    return Bounds(degree, _largest_ratio(value_gap, g), _largest_ratio(slope_gap, slope))
+    return Bounds(degree, _largest_error(near, x, g), _largest_error(near.deriv(), x, slope))
 
 
-def _largest_ratio(gap: Tensor, size: Tensor) -> float:
-    rounding = NEGLIGIBLE * size.abs().max()  # also where g itself is zero, as simple is at -1
-    return float(torch.where(gap <= rounding, 0.0, gap / size.abs()).max())
+def _largest_error(near: Polynomial, x: Tensor, exact: Tensor) -> float:
+    gap, size = (torch.from_numpy(near(x.numpy())) - exact).abs(), exact.abs()
+    rounding = NEGLIGIBLE * size.max()  # also where g itself is zero, as simple is at -1
+    return float(torch.where(gap <= rounding, 0.0, gap / size).max())
 
 
 @functools.lru_cache(maxsize=512)
@@ -163,19 +160,13 @@ def total_count(d: int, degrees: Sequence[int]) -> int:
     return sum(count(d, degree) for degree in degrees)
 
 
-def tail(d: int, degree: int, first: int) -> int:
-    """Where the monomials in variables from `first` on begin."""
-    return count(d, degree) - count(d - first, degree)
-
-
 @functools.lru_cache(maxsize=64)
 def weights(d: int, degree: int) -> Tensor:
     """Multinomial weights p! / α! in the order of the monomials, float64."""
     weight, leading, run = torch.ones(1, dtype=torch.float64), torch.full((1,), -1), torch.zeros(1, dtype=torch.long)
     for p in range(1, degree + 1):
         parts = []
-        for a in range(d):
-            start = tail(d, p - 1, a)
+        for a, start, _ in _leading(d, p):
             longer = torch.where(leading[start:] == a, run[start:] + 1, 1)  # how often x_a stands in front
             parts.append((weight[start:] * p / longer, torch.full_like(longer, a), longer))
         weight, leading, run = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -203,11 +194,10 @@ def pull_powers(x: Tensor, lists: list[Tensor], grads: list[Tensor]) -> Tensor:
 
 def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
     """Each leading variable, where its tail begins, and its place among the monomials of this degree."""
-    at = 0
+    at, whole = 0, count(d, degree - 1)
     for a in range(d):
-        start = tail(d, degree - 1, a)
-        size = count(d, degree - 1) - start
-        yield a, start, slice(at, at + size)
+        size = count(d - a, degree - 1)
+        yield a, whole - size, slice(at, at + size)
         at += size
 
 
@@ -258,10 +248,7 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
 def evaluate_rows(
     x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor, u: Tensor | None = None, x_grad: Tensor | None = None
 ) -> None:
-    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``.
-
-    Given `u`, also the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``.
-    """
+    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` to `to` ``[n, w]``; given `u`, also ∂(Σ_i u_iᵀz_i)/∂x to `x_grad`."""
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
         lists = powers(part, held(degrees))

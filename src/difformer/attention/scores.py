@@ -1,6 +1,6 @@
 """How an operator evaluates a diffusivity on a tile of scores: g(x), and the pullback w ↦ w · g'(x).
 
-Closed forms (`FORMS`) are recognised by their values, not by their names, so that a user's own e^(-u) is as fast and as
+Closed forms are recognised by their values, not by their names, so that a user's own e^(-u) is as fast and as
 safe as a built-in one. For every other diffusivity the slope comes from automatic differentiation.
 
 Exponentials g(x) = e^(a x + b) are row-normalised as a softmax of a x: b cancels, and with the largest score of a row
@@ -24,8 +24,6 @@ from torch import Tensor
 from difformer._compat import constant_result
 from difformer.diffusivity import OWN, SMALLEST_MEAN_EXCHANGE, Diffusivity, Elementwise, as_diffusivity
 
-FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
-
 Pullback = Callable[[Tensor], Tensor]
 Result = TypeVar("Result")
 
@@ -40,7 +38,7 @@ class Score:
     """A diffusivity as operators see it."""
 
     diffusivity: Diffusivity
-    form: str  # one of `FORMS`
+    form: str  # identity, constant, simple, sigmoid, exponential or general
     slope: float  # a of e^(a x + b); one for the other forms
     key: str  # finds this score again (`find_score`): compiled operators take strings, not objects
 
@@ -99,11 +97,9 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     built_in = isinstance(given, str) and given not in OWN
     diffusivity = _named(given, channels) if built_in else as_diffusivity(given)
     score = vars(diffusivity).get("_score")
-    if score is None:  # equal diffusivities share theirs, so that nothing is compiled twice
-        score = next((known for known in list(_SCORES.values()) if known.diffusivity == diffusivity), None)
-        if score is None:
-            score = Score(diffusivity, *apart(_form, diffusivity), f"{diffusivity.name}#{next(_numbers)}")
-            _SCORES[score.key] = score
+    if score is None:
+        score = Score(diffusivity, *apart(_form, diffusivity), f"{diffusivity.name}#{next(_numbers)}")
+        _SCORES[score.key] = score
         object.__setattr__(diffusivity, "_score", score)  # it is frozen, and this is not part of its value
     return score.key
 
@@ -122,7 +118,7 @@ def apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
 
 @constant_result
 def form_of(given: str | Diffusivity) -> str:
-    """Which of `FORMS` a diffusivity, or the one behind a key, has."""
+    """The form of a diffusivity, or of the one behind a key."""
     return find_score(score_key(given)).form
 
 

@@ -26,20 +26,13 @@ Shapes = Sequence[int]
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of similar size side by side; or, without `rows`, all rows as they are.
-
-    Tensors of an operator are ``[runs, N, …]``.
-    """
+    """Graphs of similar size side by side; or, without `rows`, all rows as they are."""
 
     rows: Tensor = None  # type: ignore[assignment]  # [graphs, nodes]: the row of the input at each place
     sizes: Tensor = None  # type: ignore[assignment]  # [graphs]: rows of each graph
     order: Tensor = None  # type: ignore[assignment]  # the rows that are not padding
     place: Tensor | None = None  # their places in the block; None without padding
     runs: int = 1
-
-    @property
-    def full(self) -> bool:
-        return self.place is None
 
     @property
     def mask(self) -> Tensor:
@@ -49,11 +42,11 @@ class Block:
     @functools.cached_property
     def padding(self) -> Tensor | None:
         """``[runs × graphs, nodes]`` bool: True where there is no row; None if there is one everywhere."""
-        return None if self.full else ~self.mask.repeat(self.runs, 1)
+        return None if self.place is None else ~self.mask.repeat(self.runs, 1)
 
     def count(self, keys: Tensor) -> Tensor | int:
         """Keys that each row sums over, to go with ``[runs × graphs, nodes, 1]``."""
-        return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
+        return int(keys.shape[1]) if self.place is None else self.sizes.repeat(self.runs).view(-1, 1, 1)
 
     def pad(self, x: Tensor) -> Tensor:
         """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""

@@ -43,7 +43,6 @@ from difformer.shortcut import row_operator
 CPU_TILE = 1 << 18  # pairs per thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
 COLUMNS = 1024  # keys of a tile, if the keys do not fit as a whole
-EXPORTED_ROWS = 4096  # of the scores that an exported program computes at a time
 
 
 def tile_budget(device: torch.device) -> int:
@@ -73,17 +72,11 @@ class Sums:
         return self.weighted.div_(total), total
 
 
-def _balanced(length: int, most: int) -> int:
-    """The step that cuts `length` into equal parts of at most `most`."""
-    return -(-length // -(-length // max(most, 1))) if length else 1
-
-
 def _tiles(problems: int, n: int, m: int, budget: int) -> Iterator[tuple[slice, slice, slice]]:
     """Problems × queries × keys in tiles of at most about `budget` pairs."""
-    together = n * m <= budget  # pairs of several problems in one tile
-    step = _balanced(problems, budget // max(n * m, 1)) if together else 1
-    columns = max(m, 1) if together else _balanced(m, max(COLUMNS, budget // max(n, 1)))
-    rows = max(n, 1) if together else _balanced(n, budget // columns)
+    step = max(budget // max(n * m, 1), 1)  # pairs of several problems in one tile
+    columns = max(m, 1) if n * m <= budget else max(COLUMNS, budget // n)
+    rows = max(n, 1) if n * m <= budget else max(budget // columns, 1)
     for p, i, j in itertools.product(range(0, problems, step), range(0, n, rows), range(0, m, columns)):
         yield slice(p, p + step), slice(i, i + rows), slice(j, j + columns)
 
@@ -257,7 +250,5 @@ def _wide(score: Score, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def propagate(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N; `key` is of a score."""
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        cut = isinstance(q.shape[0], int) and q.shape[0] > EXPORTED_ROWS
-        parts = q.split(EXPORTED_ROWS) if cut else (q,)
-        return torch.cat([reference.propagate(part, k, v, key) for part in parts])
+        return reference.propagate(q, k, v, key)
     return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *packed(segments), key).squeeze(0).to(q.dtype)

@@ -271,11 +271,10 @@ def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias
     missing = -x.shape[-1] % ALIGNED_CHANNELS
-    if not (missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain):
-        return layer(x)
+    pays = missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain
     # Plain matrices of one type; mixed precision and compilers choose for themselves.
-    same = x.dim() == 2 and x.dtype == layer.weight.dtype
-    if same and is_eager(x, layer.weight) and not torch.is_autocast_enabled("cuda"):
+    same = pays and x.dim() == 2 and x.dtype == layer.weight.dtype and is_eager(x, layer.weight)
+    if same and not torch.is_autocast_enabled("cuda"):
         return _Padded.apply(x, layer.weight, layer.bias, missing)
     return layer(x)
 

@@ -38,11 +38,7 @@ SMALLEST_SLICE = 128  # rows that are worth a product of their own
 def gram_attention(
     z: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear | None, num_heads: int, *, scaled: bool
 ) -> Tensor:
-    """Mean over heads of simple attention, ``[N, d]`` → ``[N, c]``.
-
-    The maps give ``H · c`` channels; without `value` the states themselves are propagated. `scaled` divides Q and K by
-    their norms over nodes and heads.
-    """
+    """Mean over heads of simple attention, ``[N, d]`` → ``[N, c]``; `scaled` divides Q and K by their norms."""
     count = z.shape[0]
     total = z.sum(0, keepdim=True)
     gram = torch.cat([torch.cat([tall_product(z, z), total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)

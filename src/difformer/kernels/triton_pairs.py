@@ -71,11 +71,8 @@ def _dot(a, b, acc, PARTS: tl.constexpr):
 
 @triton.jit
 def _add(acc, a, b, PARTS: tl.constexpr):
-    """acc + A B, for sums over all blocks.
-
-    Tensor cores cut off what they add to a sum instead of rounding it, and the bias grows with the number of blocks: at
-    8,191 rows it is 5e-5. Three parts therefore add block by block in float32.
-    """
+    """acc + A B, for sums over all blocks."""
+    # Tensor cores cut off what they add to a sum instead of rounding it, and the bias grows with the number of blocks.
     if PARTS > 2:
         return acc + _dot(a, b, tl.zeros(acc.shape, tl.float32), PARTS)
     return _dot(a, b, acc, PARTS)

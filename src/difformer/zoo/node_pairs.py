@@ -34,7 +34,7 @@ def by_graph(function: Callable[..., Tensor], segments: Segments | None, *tensor
         return function(None, *(tensor.unsqueeze(0) for tensor in tensors)).squeeze(0)
     parts = []
     for block in segments.blocks:
-        mask = None if block.full else block.mask
+        mask = None if block.place is None else block.mask
         parts.append(function(mask, *(block.pad(tensor) for tensor in tensors)))
     return segments.gather(parts)
 

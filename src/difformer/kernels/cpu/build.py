@@ -110,10 +110,8 @@ def _none(reason: str) -> Found:
 
 
 def _compiler() -> str | None:
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and (path := shutil.which(name)):
-            return path
-    return None
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _name(compiler: str, flags: tuple[str, ...]) -> str:

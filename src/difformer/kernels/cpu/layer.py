@@ -6,8 +6,6 @@ r"""A whole layer of simple diffusion by kernels in C: step, norm, activation an
 with P of unit queries and keys, as in `difformer.kernels.gpu_layer`, or of ones that are linear in the states, as in
 `difformer.kernels.gram`. Four passes over the rows: sums over keys, answers to queries; backward, gradients of the
 answers and of the sums, then those of keys and values. A layer keeps Z, the normalised rows and two numbers per row.
-One training step of 8 layers of linear queries and keys takes 18 ms at 2,708 rows (55 by the formula), 494 ms at 50,000
-(1,110).
 
 The input layer is a product, then bias, norm, ReLU and dropout in one pass,
 

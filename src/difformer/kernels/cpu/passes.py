@@ -28,7 +28,7 @@ LONGEST = 512  # channels, as in tail.h
 FEWEST_ELEMENTS = 1 << 14  # of all rows; below it nothing takes long enough to compile for
 FEWEST_ROWS, MOST_CHUNKS = 256, 128  # of a chunk; of all rows
 ELEMENTS_A_THREAD = 1 << 16  # waking a thread takes microseconds
-FEWEST_CHANNELS = 64  # of a sparse product
+FEWEST_CHANNELS = 64  # of a sparse product; with fewer torch is faster
 MOST_PARTS = 8  # of the gradient of queries in all pairs; threads beyond find no work
 
 _INTEGERS = ("crow", "col", "numbers")
@@ -131,10 +131,7 @@ def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
 def gram_forward(
     outer: Tensor, states: Tensor, count: int, query: Pair, key: Pair, *, scaled: bool
 ) -> tuple[list[Tensor], Tensor]:
-    """U, u but for its last entry, the last row of U, and the last entry of u, padded; and what the way back needs.
-
-    `outer` and `states` are Σ z zᵀ and Σ z, as `run` gives them; `scaled` divides queries and keys by their norms.
-    """
+    """U, u but for its last entry, the last row of U, and the last entry of u, padded; and what the way back needs."""
     d = query[0].shape[0]
     kept = space(6 * (d + 1) * padded(d + 1) + LANES)
     found = space((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])
@@ -179,10 +176,7 @@ def packed(matrix: Tensor) -> Tensor:
 
 
 def takes_pairs(form: str, *rows: Tensor) -> bool:
-    """Whether the kernels take all pairs of queries, keys and values ``[P, n, d]``: of the sigmoid diffusivity.
-
-    An answer and its gradients for 2,708 rows of 64 channels, on one thread with AVX-512: 39 ms, by tiles in torch 77.
-    """
+    """Whether the kernels take all pairs of queries, keys and values ``[P, n, d]``: of the sigmoid diffusivity."""
     return form == "sigmoid" and serves(rows[0].shape[1], max(x.shape[-1] for x in rows), *rows)
 
 
@@ -216,11 +210,7 @@ def _run_pairs(name: str, q: Tensor, k: Tensor, v: Tensor, *, chunks: int = 1, *
 
 
 def multiply(matrix: CSR, x: Tensor, out: Tensor, beta: float, alpha: float) -> bool:
-    """``out ← β out + α S X``, offered to `difformer.sparse`; False where it does not serve, and nothing was done.
-
-    On one thread, against torch's product with a CSR tensor: 12 ms against 44 at 100,000 rows, 1 M entries and 64
-    channels; 45 against 87 at 128 channels. Below 64 channels torch's is faster, six times at 8.
-    """
+    """``out ← β out + α S X``, offered to `difformer.sparse`; False where it does not serve, and nothing was done."""
     rows, channels = matrix.crow.numel() - 1, x.shape[1]
     if channels < FEWEST_CHANNELS or matrix.crow.dtype != torch.int32 or not out.is_contiguous():
         return False
