@@ -19,7 +19,7 @@ from difformer.attention.scores import diffusivity_of, form_of, score_key, slope
 from difformer.attention.segments import Segments, as_segments
 from difformer.attention.summary import LINEAR, summarise, with_mass
 from difformer.diffusivity import Diffusivity, safe_total
-from difformer.errors import UserError
+from difformer.errors import UserError, check_choice
 from difformer.free_memory import free_bytes
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
@@ -256,12 +256,8 @@ def _run(
         return pair_operator.propagate(q, k, v, key, segments)
     if backend == "softmax" and not torch.compiler.is_exporting():
         if not softmax_serves(s, form):
-            raise UserError(
-                f"backend 'softmax' needs an exponential diffusivity (softmax, gaussian, sharp), one graph, a CUDA "
-                f"device and at most {LONGEST_SOFTMAX_ROW // 4} channels in float32 or {LONGEST_SOFTMAX_ROW // 2} in "
-                f"float16 or bfloat16; got a diffusivity of form {form!r}, {q.device.type}, {q.dtype}, {q.shape[-1]} "
-                f"and {v.shape[-1]} channels{'' if segments is None else ' and a batch'}: try backend='auto'"
-            )
+            needed = f"an exponential diffusivity, one graph, CUDA and rows of at most {LONGEST_SOFTMAX_ROW} bytes"
+            raise UserError(f"backend 'softmax' needs {needed}; got {form!r} and {s}: try backend='auto'")
         return softmax_attention(q, k, v, slope_of(key))
     return tiles.propagate(q, k, v, key, segments)
 
@@ -275,24 +271,19 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
-    """Sums of monomials; of a batch, large graphs go one by one and all small ones together by their pairs."""
+    """Sums of monomials, graph by graph; a batch of small graphs goes by its pairs."""
     if segments is None:
         return summarise(k, v, key, tol=tol).answer(q)
     polynomial.check_norms(q=q, k=k)
-    pays = segments.sizes > polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], polynomial.expand(key, tol))
-    order = [(segments.batch == graph).nonzero().squeeze(1) for graph in pays.nonzero().squeeze(1).tolist()]
-    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in order]
-    rows = (~pays[segments.batch]).nonzero().squeeze(1)
-    if rows.numel():
-        few = Segments(segments.batch[rows], segments.num_graphs) if outs else segments
-        outs.append(tiles.propagate(q[rows], k[rows], v[rows], key, few))
-        order.append(rows)
-    return torch.cat(outs)[torch.argsort(torch.cat(order))]
+    if segments.largest <= polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], polynomial.expand(key, tol)):
+        return tiles.propagate(q, k, v, key, segments)
+    graphs = segments.by_graph.split(segments.sizes.tolist())
+    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in graphs]
+    return torch.cat(outs)[segments.place_by_graph]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:
-    if backend not in BACKENDS:
-        raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_choice("backend", backend, BACKENDS)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.dtype.is_floating_point:
             raise UserError(f"{name} must hold real numbers (float), got {x.dtype}; convert it: {name}.float()")

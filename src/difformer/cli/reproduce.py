@@ -34,9 +34,6 @@ def reproduce(
     seconds: float = option("Start no new run after this many seconds.", math.inf),
     limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf),
     retry: bool = option("Repeat runs that failed before.", False, "--retry"),
-    precision: str | None = option(
-        "float32, or bf16 for mixed precision; by default set by the preset. Tables name it."
-    ),
     table_only: bool = option("Run nothing: write tables and figure from existing runs.", False, "--table-only"),
     runs_only: bool = option("Write no tables and no figure, which need the extra 'figures'.", False, "--runs-only"),
     results: Path | None = option("Write the page of all results under OUT to this file, and stop."),
@@ -78,7 +75,6 @@ def reproduce(
         seconds=seconds,
         limit=limit,
         retry=retry,
-        precision=precision,
     )
     folder = out / experiment.name
     lines = ledger.Ledger(folder).read() if table_only else []

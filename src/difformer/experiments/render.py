@@ -57,15 +57,6 @@ def difference(row: Row, figure: str | None) -> str:
     return f"{row.scale * ours - published:+.{2 if row.scale == 100 else 3}f}"
 
 
-def _median(row: Row, section: Section, what: str, form: str) -> str:
-    """Medians by device; ``~`` marks the share of a run that was trained in a stack."""
-    said = []
-    for place, runs in row.runs.dropna(subset=[what]).groupby("place", sort=False):
-        share = "~" if (runs["stacked"] > 1).any() else ""
-        said.append(f"{share}{runs[what].median():{form}} {section.devices.get(place, '')}".rstrip())
-    return ", ".join(said) or NONE
-
-
 def table(section: Section) -> Any:
     """The cells of a section as text: a frame with one row per row of the table; empty columns are left out."""
     columns: dict[str, Callable[[Row], str]] = {
@@ -73,8 +64,17 @@ def table(section: Section) -> Any:
         "settings": lambda row: row.settings,
         **(_cost_columns if section.data.mode == "cost" else _score_columns)(section),
     }
+    if section.measured:
+        columns["peak MB (median)"] = partial(_memory, section=section)
+        columns["paper, MB"] = lambda row: row.memory or NONE
     found = pandas().DataFrame({name: [text(row) for row in section.shown] for name, text in columns.items()})
     return found[[name for name in found if name in list(columns)[:3] or (found[name] != NONE).any()]]
+
+
+def _memory(row: Row, section: Section) -> str:
+    """Median peaks in megabytes, by device."""
+    by_device = row.runs.groupby("place", sort=False)["megabytes"].median().dropna().items()
+    return ", ".join(f"{peak:,.0f} {section.devices.get(place, '')}".rstrip() for place, peak in by_device) or NONE
 
 
 def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
@@ -91,9 +91,6 @@ def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         "authors' code": lambda row: row.authors or NONE,
         "Δ code": lambda row: difference(row, row.authors),
         "tuning (settings × runs)": lambda row: row.budget or NONE,
-        "seconds per run (median)": partial(_median, section=section, what="seconds", form=".1f"),
-        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
-        "paper, MB": lambda row: row.memory or NONE,
     }
 
 
@@ -116,10 +113,8 @@ def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
     return {
         "seconds per epoch, mean ± std (n)": seconds,
         "× GCN": relative,
-        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
         "paper, seconds": lambda row: row.paper or NONE,
         "paper, × GCN": lambda row: _ratio(mean_of(row.paper), published),
-        "paper, MB": lambda row: row.memory or NONE,
         "authors' code on a CPU, seconds": lambda row: row.authors or NONE,
     }
 
@@ -176,7 +171,8 @@ def markdown(summary: Summary) -> str:
 def write_files(summary: Summary, folder: Path) -> list[Path]:
     """Write the table and the figure of a summary, each file atomically."""
     write_whole(folder / "table.md", markdown(summary).encode())
-    return [folder / "table.md", *save(draw(summary), folder)]
+    drawn = draw(summary)
+    return [folder / "table.md", *(save(drawn, folder) if drawn is not None else ())]
 
 
 def write_results(folder: Path, path: Path) -> None:
