@@ -77,7 +77,8 @@ def test_table_only_without_runs_is_refused(call, tmp_path):
     assert answer.code == 2
     assert "--table-only: there are no runs in elsewhere/citation" in answer.err
     assert not (tmp_path / "elsewhere").exists()
-    assert "--models: citation has no 'gatt'" in call("reproduce", "citation", "--quick", "--models", "gatt").err
+    said = call("reproduce", "citation", "--quick", "--models", "gatt").err
+    assert "--models: the quick form of citation has no 'gatt'" in said
 
 
 def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
@@ -102,11 +103,12 @@ def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
         (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
         (("citation", "--models", "h2gcn"), "--models: citation has no 'h2gcn'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
-        (("citation", "--limit", "0"), "--limit: expected how many seconds one run may take, more than 0, got 0"),
+        (("citation", "--limit", "-1"), "Invalid value for '--limit'"),
+        (("citation", "--seeds", "0"), "Invalid value for '--seeds'"),
         (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),
         (("--results", "page.md"), "there is no folder results"),
     ],
-    ids=["nothing", "name", "model", "family", "data", "limit", "device", "results"],
+    ids=["nothing", "name", "model", "family", "data", "limit", "seeds", "device", "results"],
 )
 def test_invalid_requests_are_explained(call, words, complaint):
     answer = call("reproduce", *words)

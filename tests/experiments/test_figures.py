@@ -129,7 +129,6 @@ def test_robustness_draws_complete_runs_of_the_settings_in_use():
             {"classes": [1, 1, 0], "values": None, "pairs": [[0, 1, 0.5]]},
             ["class 0", "class 1", "a pair with the largest attention; darker is larger"],
         ),
-        ({"classes": None, "values": [0.1, 0.2, 0.3], "pairs": []}, ["a node, coloured by its target"]),
     ],
 )
 def test_the_legend_of_maps_explains_points_and_lines(panel, said):
@@ -137,6 +136,14 @@ def test_the_legend_of_maps_explains_points_and_lines(panel, said):
     lines = [line("difformer-s", 0, 0.5, data="cifar10", measures={"pictures": picture})]
     fig = draw(summarise(find("visualise"), lines, (), quick=False))
     assert legend(fig) == said
+
+
+def test_a_map_of_targets_has_a_colour_bar():
+    panel = {"title": "snapshot 1", "x": [0, 50, 100], "y": [0, 50, 100], "classes": None, "pairs": []}
+    measures = {"pictures": [{**panel, "values": [0.1, 0.2, 0.3]}]}
+    lines = [line("difformer-s", 0, 0.5, data="cifar10", measures=measures)]
+    _, bar = draw(summarise(find("visualise"), lines, (), quick=False)).axes
+    assert bar.get_ylabel() == "target"
 
 
 def test_a_figure_of_one_row_has_room_for_its_titles(tmp_path):

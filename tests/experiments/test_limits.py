@@ -139,11 +139,6 @@ def test_an_interruption_records_its_epochs():
     assert "3 epochs" in str(Interrupted(3))
 
 
-def test_a_limit_of_zero_is_refused():
-    with pytest.raises(ValueError, match=r"--limit: expected how many seconds one run may take.* got 0"):
-        wanted_cells(SMALL, dataclasses.replace(LIMITED, limit=0.0))
-
-
 def test_a_successful_run_clears_an_earlier_refusal(tmp_path, monkeypatch, clock):
     """After a run of the same settings more seeds are run, whatever stood in the way before."""
     monkeypatch.setattr(runner, "faster", lambda *_: False)

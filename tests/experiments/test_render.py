@@ -82,7 +82,7 @@ def test_mean_deviation_count_and_differences_by_hand():
 
 def test_one_run_has_no_deviation():
     text = markdown(summary(runs({"gcn": (0.8,)})))
-    assert score_of(text, "GCN") == "80.00 (1 of 3; the others are not run yet) †"
+    assert score_of(text, "GCN") == "80.00 (1 of 3) †"
     assert row_of(text, "GCN")["validation"] == "80.00 (1 of 3)"
     assert "Seeds: 0; one run per row, hence no ±" in text
 
@@ -93,7 +93,7 @@ def test_a_cell_without_runs_has_a_reason():
     assert score_of(text, "MLP") == "out of memory"
     assert not [row for row in text.splitlines() if row.startswith(("| DIFFormer-s", "| attention off"))]
     assert "Not run yet: DIFFormer-s (published 85.9 ± 0.4), attention off." in text
-    assert "(2 of 3; the others are not run yet)" in score_of(text, "GCN")
+    assert "(2 of 3)" in score_of(text, "GCN")
     assert "2 of 12 runs" in text
     assert DAGGER in text
 
@@ -196,10 +196,10 @@ def test_the_tuning_column_tells_borrowed_settings():
 
 def test_empty_columns_are_left_out():
     visualise = dataclasses.replace(CORA, data=(dataclasses.replace(SECTION, mode="visualise"),))
-    lines = [{**one, "measures": {"within": [0.2, 0.4]}} for one in runs()]
+    lines = [{**one, "measures": {"rank": [0.2, 0.4]}} for one in runs()]
     row = row_of(markdown(summary(lines, experiment=visualise)), "GCN")
-    assert row["attention within classes by layer"] == "0.2 → 0.4"
-    assert "uniform attention" not in row
+    assert row["effective rank by layer"] == "0.2 → 0.4"
+    assert "energy by layer" not in row
 
 
 def test_one_large_run_does_not_decide_the_memory():

@@ -139,12 +139,6 @@ class Row:
         return len({split for _, split in self.scores()})
 
     @property
-    def missing(self) -> str:
-        """Why some runs are missing although others exist."""
-        some = self.planned and 0 < self.n < self.data.seeds
-        return f"; {self.reason or 'the others are ' + NOT_YET}" if some else ""
-
-    @property
     def budget(self) -> str:
         """How it was tuned: ``"16 × 2"`` settings and runs each; empty if unknown or not tuned itself."""
         trials, runs = self.first("trials"), self.first("tuning_runs")

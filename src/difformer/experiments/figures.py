@@ -353,8 +353,6 @@ def visualise(summary: Summary) -> Any:
     every = [panel for _, picture in pictures for panel in picture]
     classes = sorted({number for panel in every if panel["values"] is None for number in panel["classes"] or ()})
     marks = [mark(f"class {number}", **_look(number)) for number in classes]
-    if any(panel["values"] is not None for panel in every):
-        marks.append(mark("a node, coloured by its target", marker="o", mec="black", mfc="white"))
     if any(panel["pairs"] for panel in every):
         marks.append(mark("a pair with the largest attention; darker is larger", color=GREY, lw=1.0))
     legend_below(fig, marks)

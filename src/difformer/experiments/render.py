@@ -26,9 +26,6 @@ ON_PAGE = ("citation", "heterophily", "large", "temporal", "unobserved", "partic
 _BY_LAYER = {
     "energy": "energy by layer",
     "rank": "effective rank by layer",
-    "within": "attention within classes by layer",
-    "uniform": "uniform attention",
-    "entropy": "entropy by layer (1: uniform)",
     "separation": "variance between classes by layer",
 }
 
@@ -45,8 +42,10 @@ def score(row: Row, what: str = "test", *, count: bool = True) -> str:
 
 
 def _count(row: Row, n: int, why: bool) -> str:
-    of = str(n) if n >= row.data.seeds else f"{n} of {row.data.seeds}"
-    return f" ({of}{row.missing if why else ''})" + " †" * (row.preset == UNTUNED and why)
+    some = n < row.data.seeds
+    said = f"{n} of {row.data.seeds}" if some else str(n)
+    said += f"; {row.reason}" if why and some and row.planned and row.reason else ""
+    return f" ({said})" + " †" * (row.preset == UNTUNED and why)
 
 
 def difference(row: Row, figure: str | None) -> str:
@@ -126,7 +125,6 @@ def _ratio(mine: float | None, theirs: float | None) -> str:
 def _by_layer(row: Row, name: str) -> str:
     """Means over runs, layer by layer."""
     curves = [found for one in row.runs["measures"] if (found := one.get(name)) is not None]
-    curves = [curve if isinstance(curve, list) else [curve] for curve in curves]
     return " → ".join(f"{sum(v) / len(v):.3g}" for v in zip(*curves, strict=True)) or NONE
 
 
