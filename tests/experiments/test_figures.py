@@ -73,8 +73,8 @@ def cost_lines(data, *systems, **rest):
 def test_cost_panels_name_devices():
     lines = [*cost_lines("cora", "gcn"), *cost_lines("cora", "gat", device="another")]
     (time,) = draw(summarise(find("cost"), lines, (), quick=False)).axes
-    assert names(time) == ["GAT B", "GCN A"]
-    assert "A a machine; B another" in time.get_title(loc="left")
+    assert names(time) == ["GAT (another)", "GCN (a machine)"]
+    assert "a machine and another; 2 seeds" in time.get_title(loc="left")
     assert [text.get_text() for text in time.texts] == ["5 MB", "5 MB"]
 
 

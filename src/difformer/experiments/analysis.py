@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
 from difformer.errors import require
@@ -109,6 +108,10 @@ class Row:
         return self.factor(self.data.compare)
 
     @property
+    def device(self) -> str:
+        return " and ".join(self.runs["place"].unique()) if self.n else ""
+
+    @property
     def low(self) -> int:
         """Number of runs in mixed precision."""
         return int(self.runs["place"].str.endswith(" in bf16").sum())
@@ -195,15 +198,6 @@ class Section:
         """Rows of systems that were run, or that could not be."""
         there = {row.system.key for row in self.rows if row.n or row.reason not in ("", NOT_YET)}
         return [row for row in self.rows if row.system.key in there and (len(self.runs) or not self.reason)]
-
-    @cached_property
-    def devices(self) -> dict[str, str]:
-        """A letter for each device that was measured; empty if there is only one."""
-        found = self.runs["place"].unique()
-        return dict(zip(found, ascii_uppercase, strict=False)) if self.measured and len(found) > 1 else {}
-
-    def letters(self, row: Row) -> str:
-        return "/".join(self.devices[place] for place in row.runs["place"].unique()) if self.devices else ""
 
     @property
     def counted(self) -> str:

@@ -85,8 +85,6 @@ def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
     if folder is None:
         return load_presets()
     place = Path(folder)
-    if not place.is_dir():
-        raise FileNotFoundError(f"--presets: there is no folder {place}")
     known, found = [*OURS, *(f"{name}-no-graph" for name in OURS), TUNED], []
     for path in sorted(place.glob("*.toml")):
         preset = read_preset(path)

@@ -148,15 +148,14 @@ def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
 
 def _cost_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
     """Time as bars, with the peak memory as their labels."""
-    names = [f"{row.system.label} {section.letters(row)}".rstrip() for row in rows]
+    places = section.runs["place"].unique()
+    names = [f"{row.system.label} ({row.device})" if len(places) > 1 else row.system.label for row in rows]
     seconds, memory = ([row.values(what).median() for row in rows] for what in ("epoch_seconds", "megabytes"))
     bars = ax.barh(names, [1000 * each for each in seconds], color=[ROLES[row.system.role][0] for row in rows])
     ax.bar_label(bars, [f"{peak:,.0f} MB" if peak == peak else "" for peak in memory], padding=3, fontsize=7)
     ax.margins(x=0.2)
     ax.set_xlabel("milliseconds per epoch; peak memory")
-    lettered = "; ".join(f"{letter} {device}" for device, letter in section.devices.items())
-    where = lettered or section.runs["place"].iloc[0]
-    ax.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
+    ax.set_title(f"{section.data.label}\n{' and '.join(places)}; {section.counted}", loc="left", fontsize=8)
 
 
 def attention_figure(sections: Sequence[Section]) -> Any:

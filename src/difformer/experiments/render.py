@@ -64,16 +64,16 @@ def table(section: Section) -> Any:
         **(_cost_columns if section.data.mode == "cost" else _score_columns)(section),
     }
     if section.measured:
-        columns["peak MB (median)"] = partial(_memory, section=section)
+        columns["peak MB (median)"] = _memory
         columns["paper, MB"] = lambda row: row.memory or NONE
+        columns["device"] = lambda row: row.device or NONE
     found = pandas().DataFrame({name: [text(row) for row in section.shown] for name, text in columns.items()})
     return found[[name for name in found if name in list(columns)[:3] or (found[name] != NONE).any()]]
 
 
-def _memory(row: Row, section: Section) -> str:
-    """Median peaks in megabytes, by device."""
-    by_device = row.runs.groupby("place", sort=False)["megabytes"].median().dropna().items()
-    return ", ".join(f"{peak:,.0f} {section.devices.get(place, '')}".rstrip() for place, peak in by_device) or NONE
+def _memory(row: Row) -> str:
+    peaks = row.values("megabytes")
+    return f"{peaks.median():,.0f}" if len(peaks) else NONE
 
 
 def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
@@ -103,10 +103,10 @@ def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         if mean is None:
             return row.reason or NONE
         spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
-        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {section.letters(row)}".rstrip()
+        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')}"
 
     def relative(row: Row) -> str:
-        comparable = base is not None and section.letters(row) == section.letters(base)
+        comparable = base is not None and row.device == base.device
         return _ratio(row.mean("epoch_seconds"), base.mean("epoch_seconds")) if base and comparable else NONE
 
     return {
