@@ -54,11 +54,7 @@ PROCESS, CPUS = Path("/proc/self/status"), Path("/proc/cpuinfo")
 
 
 class Interrupted(Exception):
-    """A run that was stopped before its end, after `epochs` epochs."""
-
-    def __init__(self, epochs: int = 0) -> None:
-        super().__init__(f"stopped after {epochs} epochs")
-        self.epochs = epochs
+    """A run was stopped before its end."""
 
 
 def split_of(task: Task, seed: int) -> Split:
@@ -151,7 +147,7 @@ def epoch_cost(
         began = time.perf_counter()
         for _ in range(number):
             if stop():
-                raise Interrupted(trainer.epoch)
+                raise Interrupted
             trainer.train_epoch()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

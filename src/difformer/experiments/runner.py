@@ -60,7 +60,7 @@ class Watch:
     """Whether to stop: if `stop` is true, or if the current runs have used up their `seconds` each."""
 
     def __init__(self, stop: Callable[[], bool], seconds: float = math.inf) -> None:
-        self.stop, self.limit, self.too_long = stop, seconds, 0.0
+        self.stop, self.limit, self.too_long = stop, seconds, False
         self.begin()
 
     def begin(self, runs: int = 1) -> None:
@@ -70,14 +70,8 @@ class Watch:
     def __call__(self) -> bool:
         if self.stop():
             return True
-        if (taken := time.monotonic() - self._began) > self._allowed:
-            self.too_long = taken
-        return bool(self.too_long)
-
-    def reason(self, epochs: int, where: str) -> str:
-        """The reason in a table for a run over its limit."""
-        had = {0: "its first epoch", 1: "one epoch"}.get(epochs, f"{epochs} epochs")
-        return f"too long: {self.too_long:.{0 if self.too_long >= 10 else 1}f} s for {had} on {where}"
+        self.too_long = self.too_long or time.monotonic() - self._began > self._allowed
+        return self.too_long
 
 
 def why_not(cell: Cell, task: Task) -> str:
@@ -155,16 +149,16 @@ def _records(
                     results = [train_one(task, runs[0].split, config, runs[0].seed, device, stop=watch)]
             except NonFiniteLossError as error:  # of one run; a stack returns it
                 results = [error]
-        stopped = []
+        stopped = len(results) < len(group)
         for found in results:
             if isinstance(found, NonFiniteLossError):
                 diverged.append(found)
             elif found.status == "interrupted":
-                stopped.append(found.epochs)
+                stopped = True
             else:
                 yield found, measure.training_peak(task, config, found.seed, device) if alone else peak, len(results)
-        if stopped or len(results) < len(group):
-            raise Interrupted(min(stopped, default=0))
+        if stopped:
+            raise Interrupted
     if diverged:
         raise diverged[0]
 
@@ -301,9 +295,10 @@ class _Work:
                 self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.preset.name}) {done}")
                 if made < len(seeds) and self.over():
                     break
-        except Interrupted as cut:
+        except Interrupted:
             if watch.too_long:
-                self._refuse({**about, "limit": request.limit}, watch.reason(cut.epochs, str(shared["device"])))
+                reason = f"too long: over {request.limit:g} s per run on {shared['device']}"
+                self._refuse({**about, "limit": request.limit}, reason)
             else:
                 self.stopped = "interrupted"
         except Exception as error:  # other systems still run; the table gives the reason
