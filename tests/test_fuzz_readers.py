@@ -318,7 +318,6 @@ def preset(folder: Path) -> None:
 def read_presets(folder: Path) -> None:
     found = read_preset(folder / "p.toml")
     found.describe()
-    _ = found.data_options
     found.to_dict()
     TrainConfig(model="mlp").replace(**{k: v for k, v in found.settings.items() if hasattr(TrainConfig, k)})
 

@@ -127,17 +127,6 @@ def test_near_uniform_attention_is_noted(call):
     assert note not in call(*words, "--model", "difformer-off").out  # has none
 
 
-def test_a_preset_found_with_other_data_options_is_noted(call, monkeypatch):
-    from difformer.experiments.presets import Preset
-
-    words = ("fit", "iris", "--model", "mlp", "--preset", "paper", "--seeds", "1", "--data", "per_class=4", "--out")
-    command = "a search of version 0.1 with iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
-    lend(monkeypatch, Preset("paper", "mlp", "iris", {"epochs": 1}, trials=16, command=command))
-    said = "note: these settings were found with per_class=5, num_splits=3; add --data per_class=5 --data num_splits=3"
-    assert said in call(*words, "one").out
-    assert "were found with" not in call(*words, "two", "--data", "per_class=5", "--data", "num_splits=3").out
-
-
 def test_data_options_of_a_preset_are_used_and_overridden_by_the_command_line(call, monkeypatch):
     from difformer.experiments.presets import Preset
 
@@ -172,14 +161,6 @@ def test_fit_prints_the_preset_with_its_command_and_records_it(call, monkeypatch
     assert document["preset"] == RunFolder.open("own").preset == "own.toml"
     assert json.loads(call("fit", "iris", "--model", "mlp", *QUICK, "--seeds", "1", "--json").out)["preset"] is None
     assert call("fit", "--resume", "own").out.endswith("settings: preset own.toml\nrun folder: own\n")
-
-
-def test_training_settings_of_an_untrained_model_are_noted(call):
-    words = ("fit", "karate", "--model", "lp", "--seeds", "1", "--set", "alpha=0.5")
-    said = call(*words, "--set", "epochs=5", "--set", "learning_rate=0.1").out
-    assert "note: lp is not trained, so epochs=5, learning_rate=0.1 has no effect\n" in said
-    assert "is not trained" not in call(*words).out
-    assert "is not trained" not in call("fit", "karate", "--seeds", "1", *QUICK).out
 
 
 def test_stdout_is_a_single_json_document_with_json(call, tmp_path):

@@ -230,24 +230,18 @@ def test_models_are_listed_and_explained(call):
     assert "did you mean 'gcn'" in call("models", "GCN").err
 
 
-def test_presets_are_listed_with_their_score_and_shown_in_full(call):
+def test_presets_are_listed_with_their_score(call):
     from difformer.experiments.presets import find_preset
 
     preset = find_preset("paper", model="gat", dataset="cora")
     listed = call("models", "gat").out
     row = next(line.split() for line in listed.splitlines() if line.split()[:2] == ["cora", "paper"])
     assert row[2:6] == [preset.protocol, preset.metric, f"{preset.validation:.4g}", str(preset.trials)]
-    assert "`difformer models gat --presets` shows their values" in listed
-    full = call("models", "gat", "--presets").out
-    assert f"  found by: {preset.command}\n" in full
-    assert "experiments.search" not in full  # which no longer exists
-    assert f"  validation: {preset.metric} {preset.validation:.4g}, {preset.trials} trials\n" in full
-    assert f"learning_rate={preset.settings['learning_rate']}" in full
+    assert "`difformer models gat --json` adds their values" in listed
+    full = [one for one in json.loads(call("models", "gat", "--json").out)["presets"] if one["name"] == "paper"]
+    (found,) = [one for one in full if one["dataset"] == "cora"]
+    assert (found["command"], found["settings"]) == (preset.command, dict(preset.settings))
     assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian").out
-    assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian", "--presets").out
-    refused = call("models", "--presets")
-    assert refused.code == 2
-    assert "difformer models NAME --presets" in refused.err
 
 
 def test_a_closed_pipe_is_not_an_error(environment, tmp_path):

@@ -61,10 +61,10 @@ def test_labels_and_names_with_escape_sequences_are_shown_harmlessly(call, hosti
         call("difformer\x1b[31m"),
         call("fit", "--opt\x1b[31mion"),
     ]
-    answers.append(call("embed", "run", "--out", "e.csv"))
+    answers.append(call("embed", "run", "--out", "e.npz"))
     for given in answers:
         assert "\x1b" not in given.out + given.err, given
-    for written in ("p.csv", "q.csv", "e.csv"):
+    for written in ("p.csv", "q.csv"):
         text = (hostile / written).read_text()
         assert "\x1b" not in text
         assert "p\\x1b[31m3" in text

@@ -55,7 +55,7 @@ def test_limit_option_reaches_the_runner(call, tmp_path):
     answer = call(*words, "--limit", "1e-9")
     assert answer.code == 0, answer.err
     assert "0 runs made" in answer.out
-    assert "too long: 0.0 s for its first epoch on " in (tmp_path / "results-quick/unobserved/table.md").read_text()
+    assert "too long: over 1e-09 s per run on " in (tmp_path / "results-quick/unobserved/table.md").read_text()
     assert "1 run made" in call(*words).out  # without a limit it is tried again
 
 
@@ -77,7 +77,8 @@ def test_table_only_without_runs_is_refused(call, tmp_path):
     assert answer.code == 2
     assert "--table-only: there are no runs in elsewhere/citation" in answer.err
     assert not (tmp_path / "elsewhere").exists()
-    assert "--models: citation has no 'gatt'" in call("reproduce", "citation", "--quick", "--models", "gatt").err
+    said = call("reproduce", "citation", "--quick", "--models", "gatt").err
+    assert "--models: the quick form of citation has no 'gatt'" in said
 
 
 def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
@@ -102,11 +103,12 @@ def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
         (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
         (("citation", "--models", "h2gcn"), "--models: citation has no 'h2gcn'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
-        (("citation", "--limit", "0"), "--limit: expected how many seconds one run may take, more than 0, got 0"),
+        (("citation", "--limit", "-1"), "Invalid value for '--limit'"),
+        (("citation", "--seeds", "0"), "Invalid value for '--seeds'"),
         (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),
         (("--results", "page.md"), "there is no folder results"),
     ],
-    ids=["nothing", "name", "model", "family", "data", "limit", "device", "results"],
+    ids=["nothing", "name", "model", "family", "data", "limit", "seeds", "device", "results"],
 )
 def test_invalid_requests_are_explained(call, words, complaint):
     answer = call("reproduce", *words)

@@ -147,11 +147,12 @@ def test_embed_writes_one_state_per_instance(call, own_run, tmp_path):
         assert arrays["names"][:2].tolist() == ["p0", "p1"]
 
 
-def test_embed_writes_csv_and_accepts_new_rows(call, people, own_run, tmp_path):
-    assert call("embed", own_run, "--features", people / "new.csv", "--out", "new.csv").code == 0
-    rows = rows_of(tmp_path / "new.csv")
-    assert [row["instance"] for row in rows] == ["n1", "n2"]
-    assert len(rows[0]) == 65
+def test_embed_accepts_new_rows(call, people, own_run, tmp_path):
+    assert call("embed", own_run, "--features", people / "new.csv", "--out", "new.npz").code == 0
+    with np.load(tmp_path / "new.npz") as arrays:
+        assert arrays["names"].tolist() == ["n1", "n2"]
+        assert arrays["embeddings"].shape == (2, 64)
+    assert "embeddings are written as .npz" in call("embed", own_run, "--out", "new.csv").err
     answer = call("embed", own_run, "--json")
     assert json.loads(answer.out)["shape"] == [60, 64]
     assert (own_run / "embeddings.npz").is_file()

@@ -18,9 +18,7 @@ def compare(
 
     Shows metrics, the settings that differ, and a test of each run against the first. Pairs are runs of the same seed
     on the same split. Where there are several splits the test is corrected for their overlap (Nadeau and Bengio), and
-    for the number of comparisons (Holm). In the table, p (t) is of the plain paired t-test, p (overlap) of the
-    corrected one, and p (ranks) of Wilcoxon's signed-rank test. The verdict uses p (overlap) if there is one, else p
-    (t), after Holm's correction.
+    for the number of comparisons (Holm). --json adds the uncorrected test and Wilcoxon's signed-rank test.
     """
     found = report.compare_runs(runs)
     sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]
@@ -36,10 +34,10 @@ def compare(
     for one in found.against_first:
         difference = mean_and_deviation(one.difference, one.deviation, one.pairs, "+")
         interval = "–" if one.interval is None else "{:+.4f} … {:+.4f}".format(*one.interval)
-        tests = ["–" if p is None else f"{p:.3g}" for p in (one.t_test, one.corrected, one.ranks)]
-        rows.append([one.name, one.pairs, difference, interval, f"{one.wins}/{one.pairs}", *tests, one.verdict])
-    headings = ["against the first", "pairs", "difference", "95 % interval", "better in"]
-    output.table([*headings, "p (t)", "p (overlap)", "p (ranks)", "verdict"], rows)
+        p = "–" if one.adjusted is None else f"{one.adjusted:.3g}"
+        rows.append([one.name, one.pairs, difference, interval, f"{one.wins}/{one.pairs}", p, one.verdict])
+    headings = ["against the first", "pairs", "difference", "95 % interval", "better in", "p", "verdict"]
+    output.table(headings, rows)
     if found.settings:
         output.say("settings that differ:")
         differing = [[key, *map(shown, values)] for key, values in found.settings.items()]

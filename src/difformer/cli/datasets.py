@@ -11,9 +11,7 @@ from difformer.cli.command import argument, command, dataset_names, option
 from difformer.cli.description import meanings
 from difformer.cli.output import Output, count, shown
 
-WIDE = 130  # terminal columns from which all columns of the list fit
-NARROW = ("name", "size", "edges", "files")
-COLUMNS = ("name", "kind", "size", "edges", "features", "outputs", "protocols", "licence", "files")
+COLUMNS = ("name", "size", "edges", "files")
 
 
 @command("difformer datasets cora")
@@ -26,22 +24,17 @@ def datasets(
 ) -> None:
     """List the data sets, or show one.
 
-    The list has size, kind, protocols, licence, and where the files are.
+    The list has sizes and where the files are; `difformer datasets NAME` has all facts, --json those of every data set.
     """
     if name is not None:
         _one(data.catalogue.entry(name), root, output)
         return
     listed = data.lookup.list_datasets(root)
     output.json([_document(one) for one in listed])
-    narrow = output.out.width < WIDE
-    rows = []
-    for one in listed:
-        facts = _facts(one.entry) | {"files": _where(one), "licence": one.entry.licence.partition(" (")[0]}
-        rows.append([facts[name] for name in (NARROW if narrow else COLUMNS)])
-    output.table(NARROW if narrow else COLUMNS, rows)
+    output.table(COLUMNS, [[(_facts(one.entry) | {"files": _where(one)})[key] for key in COLUMNS] for one in listed])
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
-    more = "features, protocols, licence, " if narrow else ""
-    output.say(f"`difformer datasets NAME` shows {more}metric, options and source; `difformer fit NAME` trains on it.")
+    output.say("`difformer datasets NAME` shows features, protocols, licence, metric, options and source;")
+    output.say("`difformer fit NAME` trains on it.")
 
 
 def _document(listing: data.Listing) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The settings are the presets ``best``, each the best of 40 trials on validation 
 from __future__ import annotations
 
 import time
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ KEPT = "difformer"
 def demo(
     output: Output,
     splits: int = option("Random splits, one run each.", 3, low=1),
-    out: Path | None = option("Folder of the run that is kept; runs/demo by default."),
+    out: Path | None = option("Folder of the run that is kept; runs/demo-difformer-TIME by default."),
     open_it: bool | None = option("Open the report in the browser.", None, "--open/--no-open"),
     device: str = DEVICE,
 ) -> None:
@@ -40,7 +39,7 @@ def demo(
 
     There are 1,797 digits with ten labels per class. The last model's run is kept, and the demo ends with its report.
     """
-    folder = _new_folder() if out is None else out
+    folder = out or training.run_folder.default_path("demo", KEPT)
     training.run_folder.check_free(folder)
     started = time.monotonic()
     source = training.TaskSource(
@@ -86,9 +85,3 @@ def _report(folder: Path, device: str, output: Output) -> Path | None:
     except ImportError as error:
         output.remark(f"no report: {error}")
         return None
-
-
-def _new_folder() -> Path:
-    """``runs/demo``, or the first of ``runs/demo-2``, ``runs/demo-3``, … that does not exist."""
-    names = (Path("runs", "demo" if number == 1 else f"demo-{number}") for number in count(1))
-    return next(name for name in names if not name.exists())

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from difformer import data, experiments, training, zoo
 from difformer.cli.command import with_options
 from difformer.cli.inputs import DEFAULT_MODEL, Request, protocol_of
-from difformer.cli.output import PARTS, Output, clock_time, counted, listed, mean_and_deviation, score, shown
+from difformer.cli.output import PARTS, Output, clock_time, counted, listed, mean_and_deviation, score
 from difformer.experiments.presets import PREFERRED
 from difformer.training.config import TrainConfig, knn_of
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
     from difformer.distributed.rank_runs import Sent
 
-# Training settings that also apply to models without parameters; all others concern the optimiser.
-WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
 # Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
@@ -70,10 +68,6 @@ def describe_request(request: Request) -> list[str]:
         lines += _origin(request, request.preset)
     elif not set(request.settings) - LENGTH:
         lines.append(f"untuned: defaults of {model}{_other_presets(request)}")
-    if not zoo.find(model).trained:
-        of_training = vars(TrainConfig()).keys() - {"model", "options", *WITHOUT_TRAINING}
-        typed = listed({key: value for key, value in request.overrides.items() if key in of_training})
-        lines += [f"note: {model} is not trained, so {typed} has no effect"] if typed else []
     return lines
 
 
@@ -106,13 +100,10 @@ def _origin(request: Request, preset: experiments.Preset) -> list[str]:
             f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
         )
     if source is not None and source.name == preset.dataset:
-        if taken := listed({key: value for key, value in preset.data.items() if source.options.get(key) == value}):
+        given = {key: value for key, value in preset.data.items() if source.options.get(key) != value}
+        if taken := listed({key: value for key, value in preset.data.items() if key not in given}):
             lines.append(f"data: {taken}, from the preset")
-        here = {**data.dataset_options(preset.dataset), **source.options}
-        found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
-        if other := [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]:
-            words = " ".join(f"--data {option}" for option in other)
-            lines.append(f"note: these settings were found with {', '.join(other)}; add {words} for it")
+        lines += [f"note: these settings were found with {listed(given)}"] if given else []
     return lines
 
 

@@ -10,10 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from difformer import experiments, zoo
-from difformer.cli.command import argument, command, model_names, option
+from difformer.cli.command import argument, command, model_names
 from difformer.cli.description import meanings
-from difformer.cli.output import Output, counted, listed, make_table, shown
-from difformer.errors import UserError
+from difformer.cli.output import Output, listed, make_table, shown
 from difformer.experiments import Preset
 from difformer.training.config import TrainConfig
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, ModelInfo
@@ -35,19 +34,14 @@ def models(
     name: str | None = argument(
         "A model, to see its settings and presets.", metavar="NAME", autocompletion=model_names
     ),
-    presets: bool = option(
-        "Of one model: every preset with its values and the command that found it.", False, "--presets"
-    ),
 ) -> None:
     """List the models, or show one.
 
     The list says what each model diffuses over, the energy it descends, and what a layer costs.
     `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
     """
-    if presets and name is None:
-        raise UserError("--presets: name a model: difformer models NAME --presets")
     if name is not None:
-        _one(name, output, in_full=presets)
+        _one(name, output)
         return
     output.json([{**asdict(info), "fixed": dict(info.fixed)} for info in MODELS.values()])
     output.show(listing(MODELS.values()))
@@ -57,7 +51,7 @@ def models(
     output.say("None of them predicts links or uses edge features (edge weights are used).")
 
 
-def _one(name: str, output: Output, *, in_full: bool) -> None:
+def _one(name: str, output: Output) -> None:
     info = zoo.find(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
     settings: dict[str, Any] = {"options": zoo.options_of(name), "training": training}
@@ -66,29 +60,22 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
     presets = [preset for preset in experiments.presets.load_presets() if preset.model == name]
     document = {**asdict(info), "fixed": dict(info.fixed), **settings, "meanings": means}
     output.json({**document, "presets": [preset.to_dict() for preset in presets]})
-    if not in_full:
-        facts = {"name": name, "about": info.about, "tasks": ", ".join(info.kinds)}
-        facts |= {"needs a graph": "yes" if info.needs_graph else "no", "coupling": info.coupling}
-        output.facts({**facts, "energy": info.energy, "cost per layer": info.cost, "is": listed(info.fixed)})
-        for part, values in settings.items():
-            whose = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
-            output.say(f"settings of {whose}:")
-            rows = [[key, shown(value), means[part][key]] for key, value in values.items()]
-            output.table(["setting", "default", "meaning"], rows)
+    facts = {"name": name, "about": info.about, "tasks": ", ".join(info.kinds)}
+    facts |= {"needs a graph": "yes" if info.needs_graph else "no", "coupling": info.coupling}
+    output.facts({**facts, "energy": info.energy, "cost per layer": info.cost, "is": listed(info.fixed)})
+    for part, values in settings.items():
+        whose = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
+        output.say(f"settings of {whose}:")
+        output.table(
+            ["setting", "default", "meaning"], [[key, shown(v), means[part][key]] for key, v in values.items()]
+        )
     if not presets:
         output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
-    elif in_full:
-        for preset in presets:
-            score = preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}"
-            said = {"protocol": preset.protocol, "validation": score, "values": listed(preset.settings)}
-            said |= {"found by": preset.command, "note": preset.note}
-            lines = [f"  {key}: {value}" for key, value in said.items() if value]
-            output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
-    else:
-        output.say("presets (`--preset NAME`):")
-        rows = [[_data(p), p.name, p.protocol or "–", _score(p), str(p.trials or "–"), p.source] for p in presets]
-        output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
-        output.say(f"`difformer models {name} --presets` shows their values, and the commands that found them.")
+        return
+    output.say("presets (`--preset NAME`):")
+    rows = [[_data(p), p.name, p.protocol or NONE, _score(p), p.trials or NONE, p.source] for p in presets]
+    output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
+    output.say(f"`difformer models {name} --json` adds their values, and the commands that found them.")
 
 
 def listing(models: Iterable[ModelInfo]) -> Table:

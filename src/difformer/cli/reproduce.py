@@ -22,7 +22,7 @@ def reproduce(
     name: str | None = argument("Which table or figure; --list shows them.", metavar="NAME"),
     show_list: bool = option("List the tables and figures, and stop.", False, "--list"),
     quick: bool = option("Smoke test: small synthetic data and few epochs.", False, "--quick"),
-    seeds: int | None = option("Seeds per cell; by default set by the protocol."),
+    seeds: int | None = option("Seeds per cell; by default set by the protocol.", low=1),
     out: Path | None = option(
         "Folder of results, with a folder per NAME; results by default, results-quick with --quick."
     ),
@@ -31,12 +31,9 @@ def reproduce(
     datasets: list[str] | None = option("Only these data sets or sections, separated by commas; repeatable."),
     preset: list[str] | None = option("Only rows of these presets: public-code, paper, best, untuned."),
     presets: Path | None = option("Folder of preset files that override the package's own."),
-    seconds: float = option("Start no new run after this many seconds.", math.inf),
-    limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf),
+    seconds: float = option("Start no new run after this many seconds.", math.inf, low=0),
+    limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf, low=0),
     retry: bool = option("Repeat runs that failed before.", False, "--retry"),
-    precision: str | None = option(
-        "float32, or bf16 for mixed precision; by default set by the preset. Tables name it."
-    ),
     table_only: bool = option("Run nothing: write tables and figure from existing runs.", False, "--table-only"),
     runs_only: bool = option("Write no tables and no figure, which need the extra 'figures'.", False, "--runs-only"),
     results: Path | None = option("Write the page of all results under OUT to this file, and stop."),
@@ -78,7 +75,6 @@ def reproduce(
         seconds=seconds,
         limit=limit,
         retry=retry,
-        precision=precision,
     )
     folder = out / experiment.name
     lines = ledger.Ledger(folder).read() if table_only else []

@@ -168,12 +168,6 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         output.say(f"best {tuned.score:.4f}, defaults {values[0]:.4f} on validation")
     output.say(f"best settings: {path}")
     output.say(f"Try next: `difformer fit` on the same data with --preset {path} --seeds 5")
-    every = len(question.planned(question.space.size + 1 + len(question.first)))
-    if question.sampler == "grid" and every > len(tuned.trials):
-        output.say(
-            f"{len(tuned.trials)} of the {every:,} points (the defaults and the grid) were tried; --trials {every} "
-            f"tries them all"
-        )
     trials = [{key: value for key, value in vars(trial).items() if key != "curve"} for trial in tuned.trials]
     about = {"model": preset.model, "dataset": preset.dataset, "metric": tuned.metric, "valid": tuned.score}
     return {**about, "settings": tuned.settings, "preset": path, "trials": trials}

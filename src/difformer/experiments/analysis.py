@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
 from difformer.errors import require
@@ -38,7 +37,7 @@ LABELS = {
     "batch-rocauc": "mean AUROC per batch",
 }
 PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
-_COLUMNS = ["seed", "split", "test", "valid", "seconds", "megabytes", "stacked", "place", "measures"]  # of no runs
+_COLUMNS = ["seed", "split", "test", "valid", "seconds", "megabytes", "place", "measures"]  # of no runs
 _NONE: Line = {"data_options": {}, "fingerprint": None}  # lines of old versions may have no such fields
 pandas = partial(require, "pandas", extra="figures", purpose="making tables of results")
 
@@ -109,6 +108,10 @@ class Row:
         return self.factor(self.data.compare)
 
     @property
+    def device(self) -> str:
+        return " and ".join(self.runs["place"].unique()) if self.n else ""
+
+    @property
     def low(self) -> int:
         """Number of runs in mixed precision."""
         return int(self.runs["place"].str.endswith(" in bf16").sum())
@@ -137,12 +140,6 @@ class Row:
     @property
     def splits(self) -> int:
         return len({split for _, split in self.scores()})
-
-    @property
-    def missing(self) -> str:
-        """Why some runs are missing although others exist."""
-        some = self.planned and 0 < self.n < self.data.seeds
-        return f"; {self.reason or 'the others are ' + NOT_YET}" if some else ""
 
     @property
     def budget(self) -> str:
@@ -192,19 +189,15 @@ class Section:
         return pandas().concat(found) if found else frame([])
 
     @property
+    def measured(self) -> bool:
+        """Whether time or memory was measured, which depend on the device."""
+        return self.data.mode == "cost" or self.data.alone
+
+    @property
     def shown(self) -> list[Row]:
         """Rows of systems that were run, or that could not be."""
         there = {row.system.key for row in self.rows if row.n or row.reason not in ("", NOT_YET)}
         return [row for row in self.rows if row.system.key in there and (len(self.runs) or not self.reason)]
-
-    @cached_property
-    def devices(self) -> dict[str, str]:
-        """A letter for each device that runs were made on; empty if there is only one."""
-        found = self.runs["place"].unique()
-        return dict(zip(found, ascii_uppercase, strict=False)) if len(found) > 1 else {}
-
-    def letters(self, row: Row) -> str:
-        return "/".join(self.devices[place] for place in row.runs["place"].unique()) if self.devices else ""
 
     @property
     def counted(self) -> str:
@@ -284,16 +277,14 @@ class Summary:
 def frame(lines: Sequence[Line]) -> Any:
     """One row per run: the fields of its line, its measures as columns, ``megabytes`` and ``place``.
 
-    Runs that trained as one stack have an equal share of its memory. ``place`` is the device, with the precision if it
-    is not float32: what time and memory depend on.
+    ``place`` is the device, with the precision if it is not float32: what time and memory depend on.
     """
     rows = []
     for line in lines:
         precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
         more: Line = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
         more["place"] = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        more["stacked"] = line.get("stacked") or 1
-        more["megabytes"] = None if memory is None else memory / more["stacked"] / 1e6
+        more["megabytes"] = None if memory is None else memory / 1e6
         rows.append({**_NONE, **line, **more})
     return pandas().DataFrame(rows, columns=None if rows else [*_COLUMNS, *_NONE])
 

@@ -19,7 +19,7 @@ from difformer.errors import UserError
 from difformer.experiments.ledger import CellKey, complete, settings_id
 from difformer.experiments.presets import NAMES, PREFERRED, Preset, load_presets, read_preset
 from difformer.experiments.spec import Data, Experiment, System
-from difformer.training.config import PRECISIONS, TrainConfig, make_config
+from difformer.training.config import TrainConfig, make_config
 from difformer.zoo import options_of
 
 UNTUNED, NO_TRAINING = "untuned", "no training"
@@ -78,7 +78,6 @@ class Request:
     seconds: float = math.inf  # start no new run after this time
     limit: float = math.inf  # seconds after which a single run is stopped
     retry: bool = False  # whether to repeat runs that failed
-    precision: str | None = None  # overrides the precision of the settings
 
 
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
@@ -86,8 +85,6 @@ def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
     if folder is None:
         return load_presets()
     place = Path(folder)
-    if not place.is_dir():
-        raise FileNotFoundError(f"--presets: there is no folder {place}")
     known, found = [*OURS, *(f"{name}-no-graph" for name in OURS), TUNED], []
     for path in sorted(place.glob("*.toml")):
         preset = read_preset(path)
@@ -165,43 +162,24 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     if not chosen:
         models, datasets = ",".join(request.models), ",".join(request.datasets)
         raise UserError(f"--models {models}: {experiment.name} does not run them on {datasets}")
-    wanted = [c for c in chosen if not request.presets or c.preset.name in (*request.presets, NO_TRAINING)]
-    if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
+    wanted = [cell for cell in chosen if not request.presets or cell.preset.name in request.presets]
+    if not wanted:
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
         raise UserError(
             f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; there are "
             f"rows of {there}. `difformer tune` finds presets, --presets FOLDER reads them"
         )
-    if request.precision is None:
-        return wanted
-    measured = next((cell.data.key for cell in wanted if cell.data.mode == "cost" or cell.data.alone), None)
-    if measured is not None and request.precision != "float32":
-        why = f"{measured} measures time or memory, in float32 for all systems"
-        raise UserError(f"--precision {request.precision}: {why}; drop --precision")
-    # The precision is recorded but, like the device, is not part of a run's identity.
-    more = {"precision": request.precision}
-    return [replace(c, preset=replace(c.preset, settings={**c.preset.settings, **more})) for c in wanted]
+    return wanted
 
 
 def _check(experiment: Experiment, request: Request) -> None:
     quick, name = request.quick, experiment.name
-    full = [(data, system) for data in experiment.data for system in experiment.systems]
     rows = [(data, system) for data in experiment.sections(quick) for system in experiment.rows(data, quick)]
     for option, asked, place in (("--datasets", request.datasets, 0), ("--models", request.models, 1)):
-        known, every = ({name for pair in pairs for name in pair[place].names} for pairs in (rows, full))
+        known = {name for pair in rows for name in pair[place].names}
         if unknown := [word for word in asked if word not in known]:
-            word, has = unknown[0], ", ".join(sorted(known))
-            if quick and word in every:
-                raise UserError(f"{option}: the quick form of {name} has no {word!r}, only {has}; drop --quick")
-            raise UserError(f"{option}: {name} has no {word!r}; it has {has}")
+            which = f"the quick form of {name}" if quick else name
+            raise UserError(f"{option}: {which} has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
     presets = (*NAMES, UNTUNED)
-    for option, value, fine, expected in (
-        ("--seeds", request.seeds, request.seeds is None or request.seeds >= 1, "at least 1"),
-        ("--seconds", request.seconds, request.seconds >= 0, "0 or more"),
-        ("--limit", request.limit, request.limit > 0, "how many seconds one run may take, more than 0"),
-        ("--precision", request.precision, request.precision in (None, *PRECISIONS), " or ".join(PRECISIONS)),
-        *(("--preset", one, one in presets, f"one of {', '.join(presets)}") for one in request.presets),
-    ):
-        if not fine:
-            shown = f"{value:g}" if isinstance(value, (int, float)) else repr(value)
-            raise UserError(f"{option}: expected {expected}, got {shown}")
+    if unknown := [word for word in request.presets if word not in presets]:
+        raise UserError(f"--preset: expected one of {', '.join(presets)}, got {unknown[0]!r}")

@@ -37,8 +37,6 @@ ROLES = {  # colour, marker and name
 QUICK = "quick form: the numbers mean nothing"
 LETTERS_PER_INCH = 13  # of a heading
 BARS = "bars: ± standard deviation over seeds and splits"
-# Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
-FAR, GAIN, FEWEST = 3.0, 2.0, 5
 
 
 def pyplot() -> Any:
@@ -50,12 +48,10 @@ def pyplot() -> Any:
 
 
 def draw(summary: Summary) -> Any:
-    """The figure of an experiment; one sentence if nothing was run."""
-    lines = [summary.experiment.title, *[QUICK] * summary.quick]
+    """The figure of an experiment; None if nothing was run."""
     if (drawn := DRAWINGS[summary.experiment.figure](summary)) is None:
-        drawn, (ax,) = panels(1, width=6, height=1.2)
-        ax.set_axis_off()
-        lines.append("nothing was run yet")
+        return None
+    lines = [summary.experiment.title, *[QUICK] * summary.quick]
     wide = int(LETTERS_PER_INCH * drawn.get_figwidth())
     drawn.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
     return drawn
@@ -102,113 +98,64 @@ def _bars(label: str = BARS) -> Any:
     return mark(label, color=GREY, marker="|", ms=6, lw=1.1)
 
 
-def _few(row: Row, what: str = "test") -> str:
-    """How many runs a row has if the protocol asks for more."""
-    count = len(row.values(what))
-    return "" if count >= row.data.seeds else f", {count} of {row.data.seeds} runs"
-
-
-def near(points: Sequence[float]) -> tuple[float, float]:
-    """The lowest and highest point that an axis should contain."""
-    every = min(points), max(points)
-    (box,) = pyplot().matplotlib.cbook.boxplot_stats(points, whis=FAR)
-    kept = float(box["whislo"]), float(box["whishi"])
-    outliers = len(points) >= FEWEST and (kept[1] - kept[0]) * GAIN < every[1] - every[0]
-    return kept if outliers else every
-
-
 # Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.
 
 
 def scores(summary: Summary) -> Any:
-    """One panel per data set; below them two panels per section that measures cost."""
-    costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
-    shown = [
-        (section, rows)
-        for section in summary.sections
-        if section.data.mode != "cost" and (rows := [row for row in section.rows if len(row.values(row.data.compare))])
-    ]
-    if not shown and not costs:
+    """One panel per section."""
+    ran = [(one, [row for row in one.rows if len(row.values(row.data.compare))][::-1]) for one in summary.sections]
+    found = [(section, rows) for section, rows in ran if rows]
+    if not found:
         return None
-    every = [row for _, rows in shown for row in rows]
-    width = 2.9 + 0.075 * max((len(_name(row)) for row in every), default=12)
-    height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown)) if shown else 2.2
-    start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
-    across = 2 if costs or len(shown) in (2, 4) else 3
-    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
-    for ax, (section, rows) in zip(axes, shown, strict=False):
-        _score_panel(ax, section, rows[::-1])
-    for spare in axes[len(shown) : start]:
-        spare.set_axis_off()
-    for place, section in enumerate(costs):
-        _cost_panels(axes[start + 2 * place :], section)
+    every = [row for _, rows in found for row in rows]
+    width = 2.9 + 0.075 * max(len(row.label) for row in every)
+    height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in found))
+    fig, axes = panels(len(found), width=width, height=height, across=2 if len(found) % 2 == 0 else 3)
+    for ax, (section, rows) in zip(axes, found, strict=True):
+        (_cost_panel if section.data.mode == "cost" else _score_panel)(ax, section, rows)
     roles = {row.system.role for row in every}
     marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
-    if any(row.preset == UNTUNED for row in every):
+    dots = [row for row in every if row.data.mode != "cost"]
+    if any(row.preset == UNTUNED for row in dots):
         marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
-    marks += [_bars()] * any(row.n > 1 for row in every)
-    if any(row.paper is not None for row in every):
+    marks += [_bars()] * any(row.n > 1 for row in dots)
+    if any(row.paper is not None for row in dots):
         source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
         marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
     legend_below(fig, marks)
     return fig
 
 
-def _name(row: Row) -> str:
-    return row.label + _few(row, row.data.compare)
-
-
 def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
+    """Scores in percent on a linear axis, errors on a logarithmic one, where a few large ones leave room for others."""
     what, factor = section.data.compare, rows[0].scale
-    means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
-    papers = [mean_of(row.paper) for row in rows]
-    # The axis contains every near point with its bar, and a margin.
-    first, last = near([*means, *(paper for paper in papers if paper is not None)])
-    bars = [(mean - bar, mean + bar) for mean, bar in zip(means, spreads, strict=True) if first <= mean <= last]
-    low, high = min([first, *(bar[0] for bar in bars)]), max([last, *(bar[1] for bar in bars)])
-    margin = 0.04 * ((high - low) or abs(high) or 1.0)
-    low, high = low - margin, high + margin
-    for place, (row, mean, spread, paper) in enumerate(zip(rows, means, spreads, papers, strict=True)):
+    for place, row in enumerate(rows):
         colour, shape, _ = ROLES[row.system.role]
-        filled = colour if row.preset != UNTUNED else "white"
-        if low <= mean <= high:
-            ax.errorbar(mean, place, xerr=spread, fmt=shape, color=colour, mfc=filled, ms=5, capsize=2, lw=1.1)
-        else:
-            _beyond(ax, mean, place, (low, high), colour)
-        if paper is not None and low <= paper <= high:
+        look = {"color": colour, "mfc": colour if row.preset != UNTUNED else "white", "ms": 5, "capsize": 2, "lw": 1.1}
+        ax.errorbar(factor * row.values(what).mean(), place, xerr=factor * row.std(what), fmt=shape, **look)
+        if (paper := mean_of(row.paper)) is not None:
             ax.plot(paper, place, "D", mfc="none", mec=BLACK, ms=4.5, mew=0.9, zorder=3)
-        elif paper is not None:
-            _beyond(ax, paper, place, (low, high), BLACK, "◇ ")
-    ax.locator_params(axis="x", nbins=6)
-    ax.set_yticks(range(len(rows)), [_name(row) for row in rows])
-    ax.set_title(f"{fill(section.data.label, 34)}\n{section.counted}", loc="left")
+    if rows[0].sign < 0:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("{x:g}")
     metric = rows[0].metric if what == "test" else what
     unit = "in %" if factor == 100 else "(lower is better)"
-    ax.set(xlim=(low, high), ylim=(-0.7, len(rows) - 0.3), xlabel=f"test {LABELS.get(metric, metric)} {unit}")
+    ax.set(ylim=(-0.7, len(rows) - 0.3), xlabel=f"test {LABELS.get(metric, metric)} {unit}")
+    ax.set_yticks(range(len(rows)), [row.label for row in rows])
+    ax.set_title(f"{fill(section.data.label, 34)}\n{section.counted}", loc="left")
 
 
-def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colour: str, before: str = "") -> None:
-    """A value outside the axis: an arrow at the edge, and the number."""
-    right = value > limits[1]
-    look = {"fontsize": 8, "color": colour, "va": "center", "ha": "right" if right else "left"}
-    arrow = {"arrowstyle": "->", "color": colour, "lw": 1.1}
-    edge, shift = (limits[right], place), (-22 if right else 22, 0)
-    said = f"{before}{value:.4g}"
-    ax.annotate(said, edge, shift, textcoords="offset points", arrowprops=arrow, annotation_clip=False, **look)
-
-
-def _cost_panels(axes: Any, section: Section) -> None:
-    rows = [row for row in section.rows if row.n][::-1]
-    names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {section.letters(row)}".rstrip() for row in rows]
-    lettered = "; ".join(f"{letter} {device}" for device, letter in section.devices.items())
-    where = lettered or section.runs["place"].iloc[0]
-    seconds = [1000 * (row.mean("epoch_seconds") or 0) for row in rows]
-    memory = [float(row.values("megabytes").median()) for row in rows]
-    said = {"milliseconds per epoch": seconds, "peak memory in MB": memory}
-    for ax, (label, values) in zip(axes, said.items(), strict=False):
-        ax.barh(names, values, color=[ROLES[row.system.role][0] for row in rows])
-        ax.set_xlabel(label)
-    axes[0].set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
+def _cost_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
+    """Time as bars, with the peak memory as their labels."""
+    places = section.runs["place"].unique()
+    names = [f"{row.system.label} ({row.device})" if len(places) > 1 else row.system.label for row in rows]
+    seconds, memory = ([row.values(what).median() for row in rows] for what in ("epoch_seconds", "megabytes"))
+    bars = ax.barh(names, [1000 * each for each in seconds], color=[ROLES[row.system.role][0] for row in rows])
+    ax.bar_label(bars, [f"{peak:,.0f} MB" if peak == peak else "" for peak in memory], padding=3, fontsize=7)
+    ax.margins(x=0.2)
+    ax.set_xlabel("milliseconds per epoch; peak memory")
+    ax.set_title(f"{section.data.label}\n{' and '.join(places)}; {section.counted}", loc="left", fontsize=8)
 
 
 def attention_figure(sections: Sequence[Section]) -> Any:
@@ -217,25 +164,21 @@ def attention_figure(sections: Sequence[Section]) -> Any:
     found = [one for one in compared if one.ours.scale == 100][::-1]
     fig, (ax,) = panels(1, width=7.5, height=1.2 + 0.22 * len(found))
     ax.axvline(0, color=BLACK, lw=0.8)
-    limit = 2.5 * near([abs(one.gain) for one in found])[1] if found else 1.0
     for place, one in enumerate(found):
         colour = BLUE if one.gain > 0 else RED
         interval = (one.test.interval if one.test is not None else None) or (0.0, 0.0)
-        shown = max(-limit, min(limit, one.gain))
         look = {"color": colour, "mfc": colour if one.significant else "white", "ms": 5, "capsize": 2, "lw": 1.1}
-        ax.errorbar(shown, place, xerr=50 * (interval[1] - interval[0]), fmt="o", **look)
-        if shown != one.gain:
-            _beyond(ax, one.gain, place, (-limit, limit), colour)
+        ax.errorbar(one.gain, place, xerr=50 * (interval[1] - interval[0]), fmt="o", **look)
     ax.set_yticks(range(len(found)), [one.ours.data.label for one in found])
     said = "our best model minus attention off, in points of accuracy or AUROC"
-    ax.set(xlim=(-limit, limit), ylim=(-0.7, len(found) - 0.3), xlabel=said)
+    ax.set(ylim=(-0.7, len(found) - 0.3), xlabel=said)
     marks = [mark("significant", marker="o", color=BLUE), mark("not significant", marker="o", mfc="white", mec=BLUE)]
     legend_below(fig, [*marks, _bars("95 % interval")])
     return fig
 
 
 # Curves: depth, batch size, robustness, energy. A panel has a title, a label of x and of y, the base of a logarithmic
-# axis, and points: (label of the line, x, y, deviation or None, note).
+# axis, and points: (label of the line, x, y, deviation or None).
 
 
 def _curves(found: Sequence[dict[str, Any]], labels: Sequence[str], *more: Any, first: int = 0, **size: Any) -> Any:
@@ -246,12 +189,10 @@ def _curves(found: Sequence[dict[str, Any]], labels: Sequence[str], *more: Any, 
     for ax, panel in zip(axes[first:], found, strict=True):
         for number, label in enumerate(labels):
             if own := [point[1:] for point in panel["points"] if point[0] == label]:
-                xs, ys, spread, notes = zip(*own, strict=True)
+                xs, ys, spread = zip(*own, strict=True)
                 error = None if None in spread else spread
                 look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
                 ax.errorbar(xs, ys, yerr=error, label=label, **look)
-                for *place, note in zip(xs, ys, notes, strict=True):
-                    ax.annotate(note, place, (4, 4), textcoords="offset points", fontsize=7)
         if panel.get("base") and panel["points"]:
             ticks = sorted({point[1] for point in panel["points"]})
             ax.set_xscale("log", base=panel["base"])
@@ -265,8 +206,8 @@ def _curves(found: Sequence[dict[str, Any]], labels: Sequence[str], *more: Any, 
     return fig
 
 
-def _scored(label: str, x: Any, row: Row, note: str = "") -> tuple[Any, ...]:
-    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), note
+def _scored(label: str, x: Any, row: Row) -> tuple[Any, ...]:
+    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std()
 
 
 def depth(summary: Summary) -> Any:
@@ -313,8 +254,8 @@ def batch_size(summary: Summary) -> Any:
         for row in (row for row in section.rows if len(row.values())):
             label = "attention off" if row.system.role == "off" else "DIFFormer-s"
             size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole"
-            scores.append(_scored(label, str(size), row, _few(row).removeprefix(", ")))
-            peaks.append((label, str(size), float(row.values("megabytes").median()), None, ""))
+            scores.append(_scored(label, str(size), row))
+            peaks.append((label, str(size), float(row.values("megabytes").median()), None))
         if scores:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
             found.append({"title": title, "x": "nodes per batch", "points": scores})
@@ -341,7 +282,7 @@ def energy(summary: Summary) -> Any:
         points = []
         for row in section.rows:
             curves = zip(*(one[what] for one in row.runs["measures"] if one.get(what)), strict=True)
-            points += [(row.label, layer, fmean(values), None, "") for layer, values in enumerate(curves)]
+            points += [(row.label, layer, fmean(values), None) for layer, values in enumerate(curves)]
         above = f"{section.data.label}: {title}\n{section.counted}"
         found.append({"title": above, "x": "layer", "y": "", "points": points})
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
@@ -411,8 +352,6 @@ def visualise(summary: Summary) -> Any:
     every = [panel for _, picture in pictures for panel in picture]
     classes = sorted({number for panel in every if panel["values"] is None for number in panel["classes"] or ()})
     marks = [mark(f"class {number}", **_look(number)) for number in classes]
-    if any(panel["values"] is not None for panel in every):
-        marks.append(mark("a node, coloured by its target", marker="o", mec="black", mfc="white"))
     if any(panel["pairs"] for panel in every):
         marks.append(mark("a pair with the largest attention; darker is larger", color=GREY, lw=1.0))
     legend_below(fig, marks)

@@ -35,7 +35,7 @@ from difformer.experiments.ledger import code_version
 from difformer.experiments.spec import Data
 from difformer.free_memory import kernel_value
 from difformer.report.gather import draw, make_scene
-from difformer.report.layers import chance, latent_layers, layer_energies, why_no_pairs
+from difformer.report.layers import latent_layers, layer_energies, why_no_pairs
 from difformer.report.maps import project
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
@@ -54,11 +54,7 @@ PROCESS, CPUS = Path("/proc/self/status"), Path("/proc/cpuinfo")
 
 
 class Interrupted(Exception):
-    """A run that was stopped before its end, after `epochs` epochs."""
-
-    def __init__(self, epochs: int = 0) -> None:
-        super().__init__(f"stopped after {epochs} epochs")
-        self.epochs = epochs
+    """A run was stopped before its end."""
 
 
 def split_of(task: Task, seed: int) -> Split:
@@ -151,7 +147,7 @@ def epoch_cost(
         began = time.perf_counter()
         for _ in range(number):
             if stop():
-                raise Interrupted(trainer.epoch)
+                raise Interrupted
             trainer.train_epoch()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -186,9 +182,6 @@ def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: 
         return {**found, "pictures": [_snapshot(loaded, task, n) for n in split.test[:SNAPSHOTS].tolist()]}
     shown = draw(scene.size, POINTS)
     latent = [] if why_no_pairs(scene) else latent_layers(scene, shown, classes)
-    if latent and classes is not None:
-        found |= {"within": [one.within for one in latent], "uniform": chance(classes, shown)}
-        found["entropy"] = [one.entropy for one in latent]
     # Input, first and last layer: states with the pairs of the step that produced them.
     assert scene.states is not None
     maps = project([states[shown] for states in scene.states])

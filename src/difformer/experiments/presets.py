@@ -15,7 +15,6 @@ presets before it knows whether it will train.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -64,17 +63,6 @@ class Preset:
         if self.validation is not None:
             tuned = f" (validation {self.metric or 'score'} {self.validation:.4g}, {self.trials} trials)"
         return f"{self.name} ({self.model} on {self.dataset}): {self.source}{tuned}"
-
-    @property
-    def data_options(self) -> dict[str, str]:
-        """Options of the data set that they were found with: `data`, or ``--data KEY=VALUE`` of the command."""
-        found, option = {key: str(value) for key, value in self.data.items()}, ""
-        for word in shlex.split(self.command or ""):
-            option = word if word.startswith("--") else option
-            if option == "--data" and "=" in word:
-                key, _, value = word.partition("=")
-                found[key] = value
-        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Fields that are set, with `settings` last, as in a file."""

@@ -26,9 +26,6 @@ ON_PAGE = ("citation", "heterophily", "large", "temporal", "unobserved", "partic
 _BY_LAYER = {
     "energy": "energy by layer",
     "rank": "effective rank by layer",
-    "within": "attention within classes by layer",
-    "uniform": "uniform attention",
-    "entropy": "entropy by layer (1: uniform)",
     "separation": "variance between classes by layer",
 }
 
@@ -45,8 +42,10 @@ def score(row: Row, what: str = "test", *, count: bool = True) -> str:
 
 
 def _count(row: Row, n: int, why: bool) -> str:
-    of = str(n) if n >= row.data.seeds else f"{n} of {row.data.seeds}"
-    return f" ({of}{row.missing if why else ''})" + " †" * (row.preset == UNTUNED and why)
+    some = n < row.data.seeds
+    said = f"{n} of {row.data.seeds}" if some else str(n)
+    said += f"; {row.reason}" if why and some and row.planned and row.reason else ""
+    return f" ({said})" + " †" * (row.preset == UNTUNED and why)
 
 
 def difference(row: Row, figure: str | None) -> str:
@@ -57,15 +56,6 @@ def difference(row: Row, figure: str | None) -> str:
     return f"{row.scale * ours - published:+.{2 if row.scale == 100 else 3}f}"
 
 
-def _median(row: Row, section: Section, what: str, form: str) -> str:
-    """Medians by device; ``~`` marks the share of a run that was trained in a stack."""
-    said = []
-    for place, runs in row.runs.dropna(subset=[what]).groupby("place", sort=False):
-        share = "~" if (runs["stacked"] > 1).any() else ""
-        said.append(f"{share}{runs[what].median():{form}} {section.devices.get(place, '')}".rstrip())
-    return ", ".join(said) or NONE
-
-
 def table(section: Section) -> Any:
     """The cells of a section as text: a frame with one row per row of the table; empty columns are left out."""
     columns: dict[str, Callable[[Row], str]] = {
@@ -73,8 +63,17 @@ def table(section: Section) -> Any:
         "settings": lambda row: row.settings,
         **(_cost_columns if section.data.mode == "cost" else _score_columns)(section),
     }
+    if section.measured:
+        columns["peak MB (median)"] = _memory
+        columns["paper, MB"] = lambda row: row.memory or NONE
+        columns["device"] = lambda row: row.device or NONE
     found = pandas().DataFrame({name: [text(row) for row in section.shown] for name, text in columns.items()})
     return found[[name for name in found if name in list(columns)[:3] or (found[name] != NONE).any()]]
+
+
+def _memory(row: Row) -> str:
+    peaks = row.values("megabytes")
+    return f"{peaks.median():,.0f}" if len(peaks) else NONE
 
 
 def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
@@ -91,9 +90,6 @@ def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         "authors' code": lambda row: row.authors or NONE,
         "Δ code": lambda row: difference(row, row.authors),
         "tuning (settings × runs)": lambda row: row.budget or NONE,
-        "seconds per run (median)": partial(_median, section=section, what="seconds", form=".1f"),
-        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
-        "paper, MB": lambda row: row.memory or NONE,
     }
 
 
@@ -107,19 +103,17 @@ def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
         if mean is None:
             return row.reason or NONE
         spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
-        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {section.letters(row)}".rstrip()
+        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')}"
 
     def relative(row: Row) -> str:
-        comparable = base is not None and section.letters(row) == section.letters(base)
+        comparable = base is not None and row.device == base.device
         return _ratio(row.mean("epoch_seconds"), base.mean("epoch_seconds")) if base and comparable else NONE
 
     return {
         "seconds per epoch, mean ± std (n)": seconds,
         "× GCN": relative,
-        "peak MB (median)": partial(_median, section=section, what="megabytes", form=",.0f"),
         "paper, seconds": lambda row: row.paper or NONE,
         "paper, × GCN": lambda row: _ratio(mean_of(row.paper), published),
-        "paper, MB": lambda row: row.memory or NONE,
         "authors' code on a CPU, seconds": lambda row: row.authors or NONE,
     }
 
@@ -131,7 +125,6 @@ def _ratio(mine: float | None, theirs: float | None) -> str:
 def _by_layer(row: Row, name: str) -> str:
     """Means over runs, layer by layer."""
     curves = [found for one in row.runs["measures"] if (found := one.get(name)) is not None]
-    curves = [curve if isinstance(curve, list) else [curve] for curve in curves]
     return " → ".join(f"{sum(v) / len(v):.3g}" for v in zip(*curves, strict=True)) or NONE
 
 
@@ -176,7 +169,8 @@ def markdown(summary: Summary) -> str:
 def write_files(summary: Summary, folder: Path) -> list[Path]:
     """Write the table and the figure of a summary, each file atomically."""
     write_whole(folder / "table.md", markdown(summary).encode())
-    return [folder / "table.md", *save(draw(summary), folder)]
+    drawn = draw(summary)
+    return [folder / "table.md", *(save(drawn, folder) if drawn is not None else ())]
 
 
 def write_results(folder: Path, path: Path) -> None:

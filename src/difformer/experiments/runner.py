@@ -8,7 +8,6 @@ because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as 
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from difformer.experiments.ledger import CELL, DONE, FAILED, CellKey, Ledger, Li
 from difformer.experiments.measure import Interrupted, Peak, peak_memory, split_of
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
-from difformer.files import finite, only_one, writing
+from difformer.files import only_one, writing
 from difformer.free_memory import free_bytes
 from difformer.training.callbacks import stop_requests
 from difformer.training.config import TrainConfig
@@ -61,7 +60,7 @@ class Watch:
     """Whether to stop: if `stop` is true, or if the current runs have used up their `seconds` each."""
 
     def __init__(self, stop: Callable[[], bool], seconds: float = math.inf) -> None:
-        self.stop, self.limit, self.too_long = stop, seconds, 0.0
+        self.stop, self.limit, self.too_long = stop, seconds, False
         self.begin()
 
     def begin(self, runs: int = 1) -> None:
@@ -71,20 +70,14 @@ class Watch:
     def __call__(self) -> bool:
         if self.stop():
             return True
-        if (taken := time.monotonic() - self._began) > self._allowed:
-            self.too_long = taken
-        return bool(self.too_long)
-
-    def reason(self, epochs: int, where: str) -> str:
-        """The reason in a table for a run over its limit."""
-        had = {0: "its first epoch", 1: "one epoch"}.get(epochs, f"{epochs} epochs")
-        return f"too long: {self.too_long:.{0 if self.too_long >= 10 else 1}f} s for {had} on {where}"
+        self.too_long = self.too_long or time.monotonic() - self._began > self._allowed
+        return self.too_long
 
 
 def why_not(cell: Cell, task: Task) -> str:
     """Why a system cannot run on a task at all; empty if it can be tried."""
     if cell.system.baseline:
-        return "" if task.kind == "series" else "a baseline for series"
+        return ""
     info = MODELS[cell.system.model]
     graph = str(cell.preset.settings.get("graph", "given"))
     if task.kind not in info.kinds:
@@ -156,16 +149,16 @@ def _records(
                     results = [train_one(task, runs[0].split, config, runs[0].seed, device, stop=watch)]
             except NonFiniteLossError as error:  # of one run; a stack returns it
                 results = [error]
-        stopped = []
+        stopped = len(results) < len(group)
         for found in results:
             if isinstance(found, NonFiniteLossError):
                 diverged.append(found)
             elif found.status == "interrupted":
-                stopped.append(found.epochs)
+                stopped = True
             else:
                 yield found, measure.training_peak(task, config, found.seed, device) if alone else peak, len(results)
-        if stopped or len(results) < len(group):
-            raise Interrupted(min(stopped, default=0))
+        if stopped:
+            raise Interrupted
     if diverged:
         raise diverged[0]
 
@@ -188,13 +181,8 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Callable[[s
         folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder), stop_requests() as stop:
         work = _Work(experiment, Ledger(folder), request, device, stop, say)
-        # Memory is measured after a garbage collection per run; objects of imported modules need not be visited again.
-        gc.freeze()
-        try:
-            for data in experiment.sections(request.quick):
-                work.section(data, [cell for cell in wanted if cell.data.key == data.key])
-        finally:
-            gc.unfreeze()
+        for data in experiment.sections(request.quick):
+            work.section(data, [cell for cell in wanted if cell.data.key == data.key])
     found = outcome_of(wanted, work.lines, request)
     found.made, found.there, found.stopped = work.made, found.there - work.made, work.stopped
     return found
@@ -279,15 +267,7 @@ class _Work:
                 reason, fault = f"data not here: {said}", False
             self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason, fault)
             return None
-        fingerprint, question = task.fingerprint(), (data.key, finite({**options, **data.alter}))
-        same = [line for line in self.lines if (line["data"], line.get("data_options")) == question]
-        if others := {line["fingerprint"] for line in same if "fingerprint" in line} - {fingerprint}:
-            self.say(
-                f"{self.experiment.name} {data.key}: some runs were made with other data (fingerprint "
-                f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
-                f"lines from {self.ledger.path}"
-            )
-        shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
+        shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": task.fingerprint()}
         return task, shared | measure.surroundings(self.device)
 
     def _cell(self, cell: Cell, task: Task, shared: Line) -> None:
@@ -296,10 +276,8 @@ class _Work:
         seeds = [seed for seed, key in keys.items() if (*cell.key, key) not in self.done]
         if not seeds or self.over():
             return
-        # What fails on one kind of device, or in one precision, may work on another.
-        chosen = {"precision": request.precision} if request.precision else {}
-        about = dict(zip(CELL, cell.key, strict=True)) | {"settings_id": own, **chosen}
-        about["id"] = " ".join([own, self.device.type, *chosen.values()])
+        # What fails on one kind of device may work on another.
+        about = dict(zip(CELL, cell.key, strict=True)) | {"settings_id": own, "id": f"{own} {self.device.type}"}
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
@@ -317,14 +295,14 @@ class _Work:
                 self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.preset.name}) {done}")
                 if made < len(seeds) and self.over():
                     break
-        except Interrupted as cut:
+        except Interrupted:
             if watch.too_long:
-                self._refuse({**about, "limit": request.limit}, watch.reason(cut.epochs, str(shared["device"])))
+                reason = f"too long: over {request.limit:g} s per run on {shared['device']}"
+                self._refuse({**about, "limit": request.limit}, reason)
             else:
                 self.stopped = "interrupted"
         except Exception as error:  # other systems still run; the table gives the reason
-            reason, fault = reason_of(error, self.device)
-            self._refuse(about, reason + (f" (in {request.precision})" if chosen else ""), fault)
+            self._refuse(about, *reason_of(error, self.device))
 
     def _earlier(self, about: Line) -> Line | None:
         """The last failure of the same attempt; lines of older versions match any attempt of their cell."""
