@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 T = TypeVar("T")
 
@@ -54,6 +54,21 @@ class ResultCache(Generic[T]):
 
     def __reduce__(self) -> tuple[type[ResultCache[T]], tuple[()]]:
         return ResultCache, ()  # copies start without results
+
+
+class SameTensor:
+    """A tensor as part of a key, held weakly: equal to itself as long as it lives and is not written to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.ref, self.version = TensorWeakRef(tensor), version_of(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameTensor) or self.version != other.version:
+            return False
+        mine = self.ref()
+        return mine is not None and mine is other.ref()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def version_of(owner: Any) -> int:

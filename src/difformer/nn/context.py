@@ -134,7 +134,7 @@ def as_structure(
     if graph is not None and segments is not None and segments.num_graphs > 1:
         work = functools.partial(_rows_with_edges, graph.edge_index, segments)
         compiled = torch.compiler.is_compiling()
-        has_edges = work() if compiled else _ROWS_WITH_EDGES.of(graph, (segments, graph.version()), work)
+        has_edges = work() if compiled else _ROWS_WITH_EDGES.of(graph, (segments,), work)
     return Structure(graph, segments, has_edges, weight)
 
 
@@ -166,7 +166,7 @@ def snapshots(count: int, num_nodes: int, edge_index: Edges, edge_weight: Weight
             index.repeat(1, count) + shift, count * num_nodes, None if weight is None else weight.repeat(count)
         )
 
-    known = _COPIES.of(graph, (count, graph.version()), copies) if graph.is_kept else copies()
+    known = _COPIES.of(graph, (count,), copies) if graph.is_kept else copies()
     return as_structure(count * num_nodes, known, None, segments)
 
 
