@@ -100,7 +100,6 @@ def graphs(folder: Path) -> None:
     several = [data.Data(x=torch.ones(n + 4, 2), edge_index=edges, y=torch.tensor([n % 2])) for n in range(12)]
     torch.save(one, folder / "one.pt")
     torch.save(several, folder / "several.pt")
-    data.InMemoryDataset.save(several, str(folder / "processed.pt"))
 
 
 def read_graphs(folder: Path) -> None:

@@ -281,12 +281,11 @@ def _weight_of(data: Any) -> Tensor | None:
 
 
 def read_pyg(path: Path_) -> Any:
-    """A ``Data`` or a list of them from a file, also from the processed file of a PyG data set."""
+    """A ``Data`` or a list of them from a file."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.separate import separate
     from torch_geometric.data.storage import GlobalStorage
 
     try:
@@ -304,16 +303,5 @@ def read_pyg(path: Path_) -> Any:
 
     if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
-    # InMemoryDataset.save writes all graphs end to end, where each begins, and the class.
-    # Before PyG 2.4 the first item is a Data instead of a dictionary.
-    if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
-        whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
-        if not slices:
-            return whole
-        try:
-            count = len(next(iter(slices.values()))) - 1
-            return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
-        except Exception as error:  # PyG may raise anything here
-            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
-    expected = "expected a PyG Data, a list of them, or a processed data set"
-    raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)
+    remedy = "load a data set of PyG in Python and save the list of its graphs, torch.save(list(dataset), path)"
+    raise DataError(f"holds a {type(found).__name__}; expected a PyG Data or a list of them; {remedy}", path=path)
