@@ -18,7 +18,7 @@ def compare(
 
     Shows metrics, the settings that differ, and a test of each run against the first. Pairs are runs of the same seed
     on the same split. Where there are several splits the test is corrected for their overlap (Nadeau and Bengio), and
-    for the number of comparisons (Holm). --json adds the uncorrected test and Wilcoxon's signed-rank test.
+    for the number of comparisons (Holm). --json adds the uncorrected test.
     """
     found = report.compare_runs(runs)
     sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]

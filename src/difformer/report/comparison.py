@@ -8,10 +8,10 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
     t' = \bar d \Big/ \sqrt{s^2 \left(\tfrac1n + \tfrac{n_{test}}{n_{train}}\right)},
 
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
-where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. Wilcoxon's
-signed-rank test assumes no distribution. If all differences are equal there is no estimate of their noise, and p is
-that of the sign test, :math:`2^{1-n}`. With more than two runs the p-values are Holm's: the k-th smallest of m is
-multiplied by m - k + 1, and none is smaller than the one before it.
+where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. If all
+differences are equal there is no estimate of their noise, and p is that of the sign test, :math:`2^{1-n}`. With more
+than two runs the p-values are Holm's: the k-th smallest of m is multiplied by m - k + 1, and none is smaller than the
+one before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from difformer.training.record import Summary, spread
 from difformer.training.run_folder import PREDICTIONS, SPLIT, RunFolder
 
 ALPHA = 0.05
-LEAST_FOR_RANKS = 6  # with fewer pairs no ranks can be significant
 
 PARTS = ("train", "valid", "test")
 Scores = Mapping[tuple[int, str], float]
@@ -50,7 +49,6 @@ class Paired:
     interval: tuple[float, float] | None  #: 95 % interval of the mean difference, corrected if there are several splits
     t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
     corrected: float | None  #: p with Nadeau and Bengio's correction; None if all pairs share one split
-    ranks: float | None  #: p of Wilcoxon's signed-rank test; None with fewer than six pairs
     adjusted: float | None  #: p that decides, `corrected` or else `t_test`, after Holm's correction
     wins: int  #: number of pairs in which it is better than the first run
     verdict: str  #: in words
@@ -74,7 +72,7 @@ def paired(
     # A missing score, as of an empty part, makes no pair.
     shared = [key for key in shared if math.isfinite(first[key]) and math.isfinite(other[key])]
     if not shared:
-        return Paired(name, 0, math.nan, math.nan, None, None, None, None, None, 0, "")
+        return Paired(name, 0, math.nan, math.nan, None, None, None, None, 0, "")
     d = np.array([other[key] - first[key] for key in shared])
     n, mean, s = len(d), float(d.mean()), spread(d.tolist())
     ratio = test_to_train if len({split for _, split in shared}) > 1 else None
@@ -91,9 +89,8 @@ def paired(
         plain, corrected = p_value(deviations[0]), None if ratio is None else p_value(deviations[1])
         reach = float(stats.t.ppf(0.975, n - 1)) * deviations[1]
         interval = (mean - reach, mean + reach)
-    ranks = float(stats.wilcoxon(d).pvalue) if n >= LEAST_FOR_RANKS and d.any() else None
     wins = int(((d > 0) if higher else (d < 0)).sum())
-    return Paired(name, n, mean, s, interval, plain, corrected, ranks, None, wins, "")
+    return Paired(name, n, mean, s, interval, plain, corrected, None, wins, "")
 
 
 def judge(found: Sequence[Paired], higher: bool, *, against: str) -> tuple[Paired, ...]:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments
-from difformer.errors import UserError, WouldNotFitError
+from difformer.errors import UserError, WouldNotFitError, check_choice
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.nn.context import as_structure
-from difformer.nn.protocol import Batch, Edges, Features, Weight, check_choice, check_count
+from difformer.nn.protocol import Batch, Edges, Features, Weight, check_count
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from difformer.errors import check_choice
 from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Features, check_choice
+from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
