@@ -255,7 +255,7 @@ def test_a_closed_pipe_is_not_an_error(environment, tmp_path):
 
 
 def test_out_of_memory_says_what_to_try(call, monkeypatch):
-    import difformer.data.lookup as lookup
+    import difformer.data.download as download
 
     class OutOfMemoryError(RuntimeError):
         """As torch raises it."""
@@ -263,19 +263,19 @@ def test_out_of_memory_says_what_to_try(call, monkeypatch):
     def fail(*_, **__):
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(lookup, "list_datasets", fail)
+    monkeypatch.setattr(download, "list_datasets", fail)
     answer = call("datasets")
     assert answer.code == 2
     assert "error: out of memory (CUDA out of memory); try --batch-size" in answer.err
 
 
 def test_out_of_memory_on_a_cpu_does_not_advise_the_cpu(call, monkeypatch):
-    import difformer.data.lookup as lookup
+    import difformer.data.download as download
 
     def fail(*_, **__):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 8 bytes")
 
-    monkeypatch.setattr(lookup, "list_datasets", fail)
+    monkeypatch.setattr(download, "list_datasets", fail)
     answer = call("datasets")
     assert answer.code == 2
     assert "try --batch-size, fewer hidden_channels or --set precision=bf16\n" in answer.err

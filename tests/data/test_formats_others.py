@@ -15,7 +15,7 @@ from difformer.data import DataError, load
 from difformer.data.datasets.common import csr_of
 from difformer.data.datasets.instances import GROUPS, published_order, tfidf
 from difformer.data.datasets.planetoid import Planetoid
-from difformer.data.lookup import locate
+from difformer.data.download import locate
 
 
 class TestOtherPublishedFiles:

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
 from difformer.data.archives import number_blocks, read_members, read_npz
-from difformer.data.lookup import Found, locate, reading
+from difformer.data.download import Found, locate, reading
 from difformer.errors import UserError
 
 HUGE = 2**30

@@ -12,7 +12,7 @@ from difformer.data.catalogue import FORMS
 from difformer.data.datasets.common import csr_of
 from difformer.data.datasets.planetoid import Planetoid
 from difformer.data.datasets.temporal import period_scale
-from difformer.data.lookup import find
+from difformer.data.download import find
 
 # Nodes, undirected edges, features, classes.
 GRAPHS = {

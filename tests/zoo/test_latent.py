@@ -15,7 +15,7 @@ from difformer.data import knn_graph, load
 from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, train_one
-from difformer.zoo.dense_gat import attend_all
+from difformer.zoo.complete_graph import attend_all
 from difformer.zoo.encoder import Observed
 from difformer.zoo.glcn import weighted_distance
 from difformer.zoo.lds import OuterStep, draw, network_states

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.diffusion import diffuse, models
-from difformer.zoo.edge_attention import (
+from difformer.zoo.edge_operators import (
     attention_bytes,
     edge_scores,
     edge_softmax,
@@ -182,7 +182,7 @@ def test_edge_attention_is_a_masked_dense_one(keep):
 @pytest.mark.parametrize(("keep", "entries"), [(False, 1), (True, 2**22), (True, 1)], ids=["gathered", "all", "each"])
 def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
     from difformer.diffusion.coupling import matrix
-    from difformer.zoo import edge_attention as edges
+    from difformer.zoo import edge_operators as edges
 
     monkeypatch.setattr(matrix, "EDGE_ENTRIES", 64)  # several slices
     monkeypatch.setattr(edges, "HEAD_ENTRIES", entries)  # all heads by one product, or one after the other

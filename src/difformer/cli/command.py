@@ -62,7 +62,7 @@ def member(help: str, *given: Any, declare: Callable[..., Any] = option, **more:
 
 # Completion in a shell.
 def dataset_names(incomplete: str) -> list[str]:
-    return [one.entry.name for one in data.lookup.list_datasets() if one.entry.name.startswith(incomplete)]
+    return [one.entry.name for one in data.download.list_datasets() if one.entry.name.startswith(incomplete)]
 
 
 def model_names(incomplete: str) -> list[str]:

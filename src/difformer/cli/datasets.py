@@ -29,7 +29,7 @@ def datasets(
     if name is not None:
         _one(data.catalogue.entry(name), root, output)
         return
-    listed = data.lookup.list_datasets(root)
+    listed = data.download.list_datasets(root)
     output.json([_document(one) for one in listed])
     output.table(COLUMNS, [[(_facts(one.entry) | {"files": _where(one)})[key] for key in COLUMNS] for one in listed])
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
@@ -85,7 +85,7 @@ def _where(listing: data.Listing) -> str:
 
 
 def _one(entry: data.Entry, root: Path | None, output: Output) -> None:
-    listing = data.lookup.listing(entry, root)
+    listing = data.download.listing(entry, root)
     options: dict[str, Any] = data.dataset_options(entry.name)
     explained = meanings(data.registry.loader_of(entry.name), options)
     output.json({**_document(listing), "options": options, "meanings": explained})

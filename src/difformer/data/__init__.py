@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from difformer.data.datasets.instances import load_images as load_images
     from difformer.data.datasets.temporal import period_scale as period_scale
     from difformer.data.knn import knn_edges as knn_edges, knn_graph as knn_graph
-    from difformer.data.lookup import (
+    from difformer.data.download import (
         DownloadError as DownloadError,
         Listing as Listing,
         cache_folder as cache_folder,
@@ -74,7 +74,7 @@ _names, __getattr__, __dir__ = lazy_names(
         "datasets.instances": "load_images",
         "datasets.temporal": "period_scale",
         "knn": "knn_edges knn_graph",
-        "lookup": "DownloadError Listing cache_folder list_datasets",
+        "download": "DownloadError Listing cache_folder list_datasets",
         "own.features": "read_features",
         "own.graphs": "edge_ends",
         "own.preprocessing": "Preprocessing",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from difformer.data import DataError, Task
-from difformer.data.lookup import check_folders
+from difformer.data.download import check_folders
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments import measure
 from difformer.experiments.cells import Cell, Request, wanted_cells

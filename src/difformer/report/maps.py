@@ -276,7 +276,7 @@ def _pictures(name: str, root: str | None, count: int) -> Array | None:
         found = (np.asarray(load_digits().images) * (255 / 16)).astype(np.uint8)[..., None]
     else:
         from difformer.data.datasets.instances import load_images
-        from difformer.data.lookup import find
+        from difformer.data.download import find
 
         if find(name, root) is None:
             return None
@@ -286,7 +286,7 @@ def _pictures(name: str, root: str | None, count: int) -> Array | None:
 
 def _posts(root: str | None, count: int) -> list[str]:
     """Texts in the order of the task; none if they are not on disk."""
-    from difformer.data.lookup import find
+    from difformer.data.download import find
 
     if (found := find("20news", root, forms=("text",))) is None:
         return []

@@ -21,7 +21,7 @@ from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
-from difformer.zoo.edge_attention import check_attention_memory, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.edge_operators import check_attention_memory, edge_softmax, edge_sum, from_sources, from_targets
 from difformer.zoo.encoder import Encoder, Observed, Penalised, check_heads, one_of, option
 from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
 

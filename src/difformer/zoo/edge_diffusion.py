@@ -20,7 +20,7 @@ from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
-from difformer.zoo.edge_attention import check_attention_memory, edge_scores, edge_softmax, edge_sum
+from difformer.zoo.edge_operators import check_attention_memory, edge_scores, edge_softmax, edge_sum
 from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, self_loops
 from difformer.zoo.linear_maps import linear, make_norm
 

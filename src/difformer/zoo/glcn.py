@@ -20,7 +20,7 @@ from difformer.diffusion.coupling.matrix import chunks
 from difformer.graph import Graph
 from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
-from difformer.zoo.edge_attention import edge_softmax, edge_sum
+from difformer.zoo.edge_operators import edge_softmax, edge_sum
 from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import linear
 

@@ -16,7 +16,7 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
-from difformer.zoo.edge_attention import check_attention_memory, edge_scores, edge_sum
+from difformer.zoo.edge_operators import check_attention_memory, edge_scores, edge_sum
 from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option
 from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import draw_projection, key_features, linear_attention, relative_features

@@ -12,7 +12,7 @@ from difformer.attention.segments import Segments
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Features
-from difformer.zoo.edge_attention import edge_scores
+from difformer.zoo.edge_operators import edge_scores
 from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import (

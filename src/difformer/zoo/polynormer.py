@@ -14,7 +14,7 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.zoo.classic import GATLayer
-from difformer.zoo.edge_attention import check_attention_memory, edge_sum
+from difformer.zoo.edge_operators import check_attention_memory, edge_sum
 from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option
 from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import linear_attention

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from difformer.data.archives import Contents, read_npz
 from difformer.data.catalogue import ENTRIES
+from difformer.data.download import Found, cache_folder, locate, reading
 from difformer.data.edges import undirected
-from difformer.data.lookup import Found, cache_folder, locate, reading
 from difformer.data.sparse_features import checked_csr, feature_tensor
 from difformer.data.split import Split, fraction_split
 from difformer.data.task import Problem, Task

@@ -25,8 +25,8 @@ from difformer.data.datasets.common import (
     processed,
     shuffled,
 )
+from difformer.data.download import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.knn import knn_graph
-from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.own.csv_files import lines_of
 from difformer.data.scaling import Scaling
 from difformer.data.sparse_features import feature_tensor

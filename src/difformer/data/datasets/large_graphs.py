@@ -29,8 +29,8 @@ from difformer.data.archives import check_size, limit, number_blocks, read_mat
 from difformer.data.datasets import common
 from difformer.data.datasets.common import Array, Arrays, GraphReader, Reader, SeededReader
 from difformer.data.datasets.node_graphs import unknown_gender
+from difformer.data.download import Found
 from difformer.data.edges import undirected
-from difformer.data.lookup import Found
 from difformer.data.split import index_split
 from difformer.data.task import Task
 from difformer.errors import DataError

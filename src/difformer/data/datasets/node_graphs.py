@@ -18,7 +18,7 @@ from scipy import sparse as sp
 from difformer.data.archives import read_mat, read_members, read_npz
 from difformer.data.datasets import common
 from difformer.data.datasets.common import Arrays, GraphReader, SeededReader, csr_arrays
-from difformer.data.lookup import Found
+from difformer.data.download import Found
 from difformer.data.split import (
     Split,
     index_split,

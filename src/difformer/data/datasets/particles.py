@@ -22,8 +22,8 @@ from torch import Tensor
 
 from difformer.data.archives import read_members, read_npz
 from difformer.data.datasets.common import Array, Arrays, Reader, Splits, seeded, shuffled
+from difformer.data.download import Found
 from difformer.data.knn import knn_graph
-from difformer.data.lookup import Found
 from difformer.data.sparse_features import segments
 from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task

@@ -15,7 +15,7 @@ from scipy import sparse as sp
 
 from difformer.data.datasets.common import Arrays, GraphReader, Splits, csr_arrays, seeded
 from difformer.data.datasets.pickles import read_pickle
-from difformer.data.lookup import Found
+from difformer.data.download import Found
 from difformer.data.split import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
 from difformer.errors import DataError

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.datasets.common import Array, Reader
-from difformer.data.lookup import Found, locate, reading
+from difformer.data.download import Found, locate, reading
 from difformer.data.split import time_split
 from difformer.data.task import Task
 from difformer.errors import DataError, UserError

@@ -1,4 +1,4 @@
-r"""Attention along edges whose backward pass stores nothing of size edges × channels.
+r"""Operators along edges (attention scores, weighted sums) whose backward pass stores nothing of size edges × channels.
 
 For edges e = (j → i), heads h and channels c, two products are each other's derivatives:
 

@@ -11,7 +11,7 @@ import pytest
 
 from difformer.data import DataError, DownloadError, load
 from difformer.data.catalogue import FORMS, JSON, ZIP, Form, RemoteFile
-from difformer.data.lookup import ATTEMPTS, Found, cache_folder, find, find_file, folders, locate, reading
+from difformer.data.download import ATTEMPTS, Found, cache_folder, find, find_file, folders, locate, reading
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
