@@ -49,6 +49,9 @@ class StrongestPairs:
     target: Tensor
     weight: Tensor
 
+    def __len__(self) -> int:
+        return self.weight.numel()
+
 
 def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     """How a layer computes its step for states like ``z [N, d]``, and why so."""
@@ -100,6 +103,9 @@ class EnergyProfile:
     energy: Tensor
     dirichlet: Tensor | None
     effective_rank: Tensor
+
+    def __len__(self) -> int:
+        return self.energy.numel()
 
 
 def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: Structure) -> EnergyProfile:
