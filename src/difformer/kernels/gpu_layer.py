@@ -140,7 +140,7 @@ class _Layer:
         if base is not None:
             z_grad = base.addmm_(h_grad, weight)
         else:
-            z_grad = torch.addmm(g, h_grad, weight, beta=a / self.scale)
+            z_grad = torch.addmm(g, h_grad, weight, beta=a / self.scale) if a else torch.mm(h_grad, weight)
         return z_grad, g, *self.gradients(found, parts.sum(0), torch.mm(h_grad.T, z).split(width))
 
     def forward_in_chunks(self, source: Some, mask: Some) -> tuple[Tensor, tuple[Some, ...]]:
@@ -177,7 +177,10 @@ class _Layer:
             h_grad = torch.mm(answers, inner.T)
             self.pull_queries(h_grad, answers, q, norms, total[i], sums, h_grad, part)
             query_grad.addmm_(h_grad.T, z[i])
-            torch.addmm(g[i], h_grad, self.weights[-1], beta=a / self.scale, out=z_grad[i])
+            if a:
+                torch.addmm(g[i], h_grad, self.weights[-1], beta=a / self.scale, out=z_grad[i])
+            else:  # the sizes of state and step may differ
+                torch.mm(h_grad, self.weights[-1], out=z_grad[i])
         found, parts = parts.flatten(0, 1).sum(0), self.parts(2)
         pulled = self.over_edges(g, back=True)
         for i, part in zip(self.chunks(), parts, strict=True):
