@@ -137,6 +137,20 @@ def test_small_graphs_are_summed_exactly():
     torch.testing.assert_close(found, reference.propagate(q, k, v, SIGMOID, batch))
 
 
+def test_a_large_graph_leaves_the_small_ones_to_pairs(monkeypatch):
+    """One sum for the large graph, not one per graph, and rows back in their places; gradients, too."""
+    monkeypatch.setattr(polynomial, "pairs_that_pay", lambda *given: 50)
+    calls = []
+    monkeypatch.setattr(
+        "difformer.attention.dispatch.summarise", lambda *x, **more: calls.append(len(x[0])) or summarise(*x, **more)
+    )
+    batch = torch.cat([torch.zeros(60), 1 + torch.arange(80) // 2]).long()[torch.randperm(140)]
+    inputs = make_inputs(140, 2, 3, 5)
+    found = answer_and_gradients(lambda *x: by_monomials(*x, SIGMOID, Segments(batch), tol=1e-4), *inputs)
+    assert calls == [60]
+    assert_near(found, expected("sigmoid", *inputs, batch=batch), 2e-3)
+
+
 def test_sums_of_parts_answer_for_the_whole():
     q, k, v = make_inputs(90, 2, 4, 3, shared=True)
     parts = [summarise(k[rows], v[rows], SIGMOID, tol=1e-3) for rows in (slice(0, 50), slice(50, 90))]

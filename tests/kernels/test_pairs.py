@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from difformer.attention import Segments, propagate, reference
+from difformer.attention import Segments, propagate, reference, summarise
 from difformer.kernels.cpu import explain, library, passes
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -74,7 +74,7 @@ def test_a_large_graph_of_a_batch_equals_the_formula(calls, monkeypatch):
 
 
 def test_scores_far_from_zero_stay_accurate(calls):
-    """Exchanges that round to one or nearly vanish; of a row, not all do."""
+    """Exchanges that round to one or nearly vanish."""
     check(inputs(130, 1, 16, 16, scale=6.0), part=1e-5)
     x = torch.tensor([-1e4, -200.0, -88.0, -60.0, -1.0, 0.0, 1.0, 60.0, 1e4])
     q, k, v = torch.zeros(9, 1, 16), torch.zeros(9, 1, 16), torch.eye(9).unsqueeze(1)
@@ -83,9 +83,44 @@ def test_scores_far_from_zero_stay_accurate(calls):
     torch.testing.assert_close(propagate(q, k, v, "sigmoid")[0, 0].double(), wanted, atol=1e-37, rtol=1e-6)
 
 
-def test_nan_in_a_query_stays_in_its_row(calls):
+@pytest.mark.parametrize("start", [-84.0, -88.0, -88.5, -91.0, -95.0, -200.0])
+def test_rows_of_vanishing_exchanges_are_those_of_the_formula(start, calls):
+    """Below -88 the exchange leaves the normal numbers, below -88.7 it is 0, and small totals are bounded from below."""
+    q, k, v = torch.zeros(70, 1, 16), torch.zeros(70, 1, 16), torch.linspace(0, 1, 70).view(70, 1, 1)
+    q[:, 0, 0], k[:, 0, 0] = 1.0, torch.linspace(start, start + 3, 70)
+    found, wanted = propagate(q, k, v, "sigmoid"), reference.propagate(q, k, v, "sigmoid")
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-3)
+    assert calls == ["pairs_forward"]
+
+
+@pytest.mark.parametrize("count", [20, 150, 400])
+def test_fewer_and_more_keys_than_queries_equal_the_formula(count, calls):
+    def formula(q, k, v):
+        g = torch.sigmoid(torch.einsum("nhd,mhd->hnm", q, k))
+        return torch.einsum("hnm,mhc->nhc", g / g.sum(-1, keepdim=True), v)
+
+    given = (inputs(150, 1, 16, 8)[0], *inputs(count, 1, 16, 8)[1:])
+    weight = torch.randn(150, 1, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = both_ways(lambda q, k, v: summarise(k, v, "sigmoid").answer(q), given, weight)
+    wanted = both_ways(formula, [x.double() for x in given], weight)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=2e-6 * b.abs().max().item(), rtol=0)
+    assert calls == ["pairs_forward", "pairs_backward"]
+
+
+def test_without_keys_no_kernel_is_called(calls):
+    q, k, v = inputs(600, 1, 16, 8)
+    q.requires_grad_()
+    assert summarise(k[:0], v[:0], "sigmoid").answer(q).isnan().all()
+    assert summarise(k, v, "sigmoid", torch.zeros(600)).answer(q).shape == (600, 1, 8)
+    assert calls == []
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, -0x003FFFFF])
+def test_nan_in_a_query_stays_in_its_row(bits, calls):
     q, k, v = inputs(70, 1, 16, 16)
-    q[3] = torch.nan
+    q[3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    assert q[3].isnan().all()
     out = propagate(q, k, v, "sigmoid")
     assert out[3].isnan().all()
     assert out[:3].isfinite().all()

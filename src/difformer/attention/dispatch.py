@@ -272,15 +272,20 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
-    """Sums of monomials, graph by graph; a batch of small graphs goes by its pairs."""
+    """Sums of monomials; in a batch, large graphs one by one and all small ones together by their pairs."""
     if segments is None:
         return summarise(k, v, key, tol=tol).answer(q)
     polynomial.check_norms(q=q, k=k)
-    if segments.largest <= polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], polynomial.expand(key, tol)):
+    enough = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], polynomial.expand(key, tol))
+    if segments.largest <= enough:
         return tiles.propagate(q, k, v, key, segments)
-    graphs = segments.by_graph.split(segments.sizes.tolist())
-    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in graphs]
-    return torch.cat(outs)[segments.place_by_graph]
+    large = segments.sizes > enough
+    parts = [rows for rows in segments.by_graph.split(segments.sizes.tolist()) if len(rows) > enough]
+    outs = [summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]) for rows in parts]
+    if len(few := (~large[segments.batch]).nonzero().squeeze(1)):
+        parts.append(few)
+        outs.append(tiles.propagate(q[few], k[few], v[few], key, Segments(segments.batch[few], segments.num_graphs)))
+    return torch.cat(outs)[torch.cat(parts).argsort()]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:

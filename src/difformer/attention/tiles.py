@@ -156,12 +156,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, layout: Layout, shapes: Shapes, ke
         for _, (queries, keys, values, o, *r) in block.pieces((q, k, v), (out,) if small else (out, total)):
             if small:  # computes everything again in backward, and so keeps no totals
                 torch.bmm(_small_weights(score, block, torch.bmm(queries, keys.mT), pull=False)[0], values, out=o)
-            elif passes.takes_pairs(score.form, queries, keys, values):
-                passes.answer_pairs(queries, keys, values, o, *r)
+                continue
+            sums = Sums.start(score, o)
+            if passes.takes_pairs(score.form, queries, keys, values):
+                passes.sum_pairs(queries, keys, values, sums.weighted, sums.total)
             else:
-                sums = Sums.start(score, o)
                 add_keys(score, queries, keys, values, sums)
-                r[0].copy_(sums.finish(keys.shape[1], score.least)[1])
+            r[0].copy_(sums.finish(keys.shape[1], score.least)[1])
     return out, total
 
 

@@ -1,6 +1,6 @@
 /* All pairs of g(x) = 1 / (1 + e⁻ˣ), float32, for `difformer.attention.tiles`, whose formulas these are:
 
-       r_i = Σ_j g(q_iᵀk_j),   o_i = Σ_j g(q_iᵀk_j) v_j / r_i,   ∂v_j = Σ_i g_ij a_i,
+       r_i = Σ_j g(q_iᵀk_j),   r_i o_i = Σ_j g(q_iᵀk_j) v_j,   ∂v_j = Σ_i g_ij a_i,
        ∂x_ij = g_ij (1 - g_ij) (a_iᵀv_j - D_i),   ∂q_i = Σ_j ∂x_ij k_j,   ∂k_j = Σ_i ∂x_ij q_i.
 
    BLOCK × BLOCK scores at a time, in the first level of cache. Channels are multiples of LANES. */
@@ -13,9 +13,9 @@ typedef struct {
 
 typedef int32_t integers __attribute__((vector_size(4 * VECTOR), may_alias));
 
-/* e^x to 2 units in the last place: 2ⁿ times a polynomial on [-½ log 2, ½ log 2]. */
+/* e^x to 2 units in the last place: 2ⁿ times a polynomial on [-½ log 2, ½ log 2]; infinite beyond the range of float32. */
 INLINE vector exponential(vector x) {
-    const vector high = (vector){0} + 88.0f, low = (vector){0} - 87.0f;
+    const vector high = (vector){0} + 88.9f, low = (vector){0} - 86.0f; /* 2ⁿ⁻¹ is a normal number in between */
     const integers above = x > high, below = x < low; /* all bits are set where it holds */
     x = (vector)((above & (integers)high) | (below & (integers)low) | (~(above | below) & (integers)x));
     const vector shifted = x * 1.44269504f + 12582912.0f, whole = shifted - 12582912.0f; /* rounds to an integer */
@@ -26,12 +26,12 @@ INLINE vector exponential(vector x) {
     y = y * f + 1.6666665459e-1f;
     y = y * f + 5.0000001201e-1f;
     y = y * (f * f) + f + 1.0f;
-    return (vector)((integers)y + (((integers)shifted - 0x4B400000) << 23));
+    return y * 2.0f * (vector)(((integers)shifted - (0x4B400000 - 126)) << 23); /* a product, so that NaN stays NaN */
 }
 
 /* `count` blocks of BLOCK rows of x as columns: ``[count, c, BLOCK]``, with zeros behind the last row. */
 static float *turned(const float *x, size rows, size c) {
-    const size count = (rows + BLOCK - 1) / BLOCK;
+    const size count = (rows + BLOCK - 1) / BLOCK; /* at least one: Python sees to it */
     float *to = aligned_alloc(64, count * c * BLOCK * sizeof(float));
     if (!to) return 0;
     memset(to + (count - 1) * c * BLOCK, 0, c * BLOCK * sizeof(float));
@@ -66,10 +66,7 @@ INLINE void forward_rows(const pairs *p, const float *k, size i, size d, size c)
         for (size r = 0; r < rows; r++) total[r] += sum_of(keys, g + r * BLOCK);
         add_product(rows, c, keys, g, BLOCK, 1, p->v + j * c, out);
     }
-    for (size r = 0; r < rows; r++) {
-        p->total[i + r] = total[r];
-        for (size j = 0; j < c; j++) out[r * c + j] /= total[r];
-    }
+    memcpy(p->total + i, total, rows * sizeof(float));
 }
 
 /* ∂k and ∂v of a block of keys, whose columns are `k` and `v`, and their share of ∂q. */

@@ -177,12 +177,13 @@ def packed(matrix: Tensor) -> Tensor:
 
 def takes_pairs(form: str, *rows: Tensor) -> bool:
     """Whether the kernels take all pairs of queries, keys and values ``[P, n, d]``: of the sigmoid diffusivity."""
-    return form == "sigmoid" and serves(rows[0].shape[1], max(x.shape[-1] for x in rows), *rows)
+    some = form == "sigmoid" and rows[1].shape[1] > 0
+    return some and serves(rows[0].shape[1], max(x.shape[-1] for x in rows), *rows)
 
 
-def answer_pairs(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, total: Tensor) -> None:
-    """Writes o to `out` ``[P, n, c]`` and r to `total` ``[P, n, 1]``, as in `difformer.attention.tiles`."""
-    for q, k, v, o, r in zip(queries, keys, values, out, total, strict=True):
+def sum_pairs(queries: Tensor, keys: Tensor, values: Tensor, weighted: Tensor, total: Tensor) -> None:
+    """Writes r o to `weighted` ``[P, n, c]`` and r to `total` ``[P, n, 1]``, as in `difformer.attention.tiles`."""
+    for q, k, v, o, r in zip(queries, keys, values, weighted, total, strict=True):
         q, k, v = packed(q), packed(k), packed(v)
         found, sums = space(q.shape[0], v.shape[1]), space(q.shape[0], 1)
         _run_pairs("pairs_forward", q, k, v, out=found, total=sums)
