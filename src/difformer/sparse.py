@@ -49,7 +49,7 @@ def check_scipy(matrix: Any, name: str = "") -> None:
 class CSR:
     """Compressed rows: the entries of row i are ``crow[i]:crow[i + 1]`` of `col` and `value`.
 
-    `longest` is the largest number of entries of a row; 0 where it is not known, since looking waits for a GPU.
+    `longest` is the largest number of entries of a row; 0 if it is not known.
     """
 
     crow: Tensor

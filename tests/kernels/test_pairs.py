@@ -85,7 +85,7 @@ def test_scores_far_from_zero_stay_accurate(calls):
 
 @pytest.mark.parametrize("start", [-84.0, -88.0, -88.5, -91.0, -95.0, -200.0])
 def test_rows_of_vanishing_exchanges_are_those_of_the_formula(start, calls):
-    """Below -88 the exchange leaves the normal numbers, below -88.7 it is 0, and small totals are bounded from below."""
+    """Below -88 the exchange is no normal number, below -88.7 it is 0, and small totals are bounded from below."""
     q, k, v = torch.zeros(70, 1, 16), torch.zeros(70, 1, 16), torch.linspace(0, 1, 70).view(70, 1, 1)
     q[:, 0, 0], k[:, 0, 0] = 1.0, torch.linspace(start, start + 3, 70)
     found, wanted = propagate(q, k, v, "sigmoid"), reference.propagate(q, k, v, "sigmoid")

@@ -35,6 +35,20 @@ def test_strongest_pairs_are_those_of_the_dense_matrix(diffusivity, monkeypatch)
     assert torch.equal(through_model.source, found.source)
 
 
+def test_pairs_of_one_head_are_those_of_its_dense_matrix():
+    torch.manual_seed(0)
+    model = DIFFormer(5, 8, 3, diffusivity="sigmoid", num_heads=2).double().eval()
+    x = torch.randn(20, 5, dtype=torch.float64)
+    conv, states = model.layers[0], model.trajectory(x)
+    for head, matrix in enumerate(attention_matrix(*conv.queries_and_keys(states[0]), conv.diffusivity)):
+        value, place = matrix.detach().clone().fill_diagonal_(-1).flatten().sort(descending=True)
+        found = model.attention(x, layer=0, head=head, top_k=30)
+        torch.testing.assert_close(found.weight, value[:30])
+        assert torch.equal(found.target * 20 + found.source, place[:30])
+    with pytest.raises(ValueError, match=r"head must lie in 0 … 1, got 2"):
+        model.attention(x, head=2)
+
+
 def test_pairs_stay_within_a_graph():
     model = DIFFormer(5, 8, 3).double().eval()
     x = torch.randn(12, 5, dtype=torch.float64)

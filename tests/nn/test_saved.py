@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from difformer import DIFFormer, Diffusivity
 from difformer.diffusion import gaussian
@@ -60,6 +62,13 @@ def swap_weights(folder, other):
     (folder / "other" / "model.safetensors").rename(folder / "model.safetensors")
 
 
+def replace_weight(folder, name):
+    """By whole numbers, in a file that is otherwise as it was."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        weights, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(weights | {name: weights[name].long()}, folder / "model.safetensors", metadata=metadata)
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
@@ -72,6 +81,7 @@ def swap_weights(folder, other):
         (lambda f: damage_config(f, config={"in_channels": 5}), "not a configuration"),
         (lambda f: (f / "model.safetensors").write_bytes(b"half a file"), "model.safetensors: damaged"),
         (lambda f: swap_weights(f, DIFFormer(5, 9, 3)), "belongs to another config"),
+        (lambda f: replace_weight(f, "layers.0.value.weight"), r"damaged, or not the weights.*torch\.int64"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_explained(tmp_path, damage, complaint):
@@ -162,7 +172,7 @@ def test_norms_that_are_saved_but_not_used_are_passed_over():
     ("change", "complaint"),
     [
         (lambda s: s.pop("fcs.1.bias"), r"Missing key.*\n?.*output\.bias"),
-        (lambda s: s.pop("fcs.0.weight"), "authors' code: 'fcs.0.weight'"),
+        (lambda s: s.pop("fcs.0.weight"), r"whose names are fcs\.0, .* got fcs\.0\.bias.*: 'fcs.0.weight'"),
         (lambda s: s.update({"extra.weight": torch.ones(1)}), r"Unexpected key.*\n?.*extra\.weight"),
         (lambda s: s.update({"convs.0.Wk.weight": torch.ones(3, 3)}), r"size mismatch for layers\.0\.key\.weight"),
         (lambda s: [s.pop(n) for n in list(s) if n.startswith("convs.1.")], r"Missing key.*layers\.1\.query"),

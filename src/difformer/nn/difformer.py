@@ -252,22 +252,22 @@ class DIFFormer(Pretrained):
         batch: Batch = None,
         *,
         layer: int = -1,
+        head: int | None = None,
         top_k: int = 100,
     ) -> StrongestPairs:
-        """The `top_k` latent pairs that exchange most at a layer, strongest first, found in blocks of rows.
-
-        Attention is the mean over heads; a node is not paired with itself.
+        """The `top_k` latent pairs of different nodes that exchange most at a layer, strongest first.
 
         Args:
             x, edge_index, edge_weight, batch: As in `forward`.
             layer: Which layer, from 0; negative numbers count from the last.
+            head: Which head, from 0; None for the mean over heads.
             top_k: How many pairs.
         """
         if not -len(self.layers) <= layer < len(self.layers):
             raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
         states, structure = self._inspected(x, edge_index, edge_weight, batch)
         z, chosen = states[layer % len(self.layers)], cast(DIFFormerConv, self.layers[layer])
-        return strongest_pairs(chosen, z, structure.segments, top_k)
+        return strongest_pairs(chosen, z, structure.segments, top_k, head)
 
     @torch.no_grad()
     def energy(

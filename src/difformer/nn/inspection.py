@@ -66,7 +66,9 @@ def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     return f"the formula, because {reason}; all pairs by {choice}"
 
 
-def strongest_pairs(layer: DIFFormerConv, z: Tensor, segments: Segments | None, top_k: int) -> StrongestPairs:
+def strongest_pairs(
+    layer: DIFFormerConv, z: Tensor, segments: Segments | None, top_k: int, head: int | None = None
+) -> StrongestPairs:
     """`difformer.DIFFormer.attention` of a layer; memory holds the attention of one block of rows at a time."""
     check_count("top_k", top_k)
     if layer.diffusivity is None or layer.form == "identity":
@@ -75,6 +77,10 @@ def strongest_pairs(layer: DIFFormerConv, z: Tensor, segments: Segments | None, 
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
         q, k = layer.queries_and_keys(z, Structure(None, segments))
+    if head is not None:
+        if not 0 <= head < layer.num_heads:
+            raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
+        q, k = q[:, head : head + 1], k[:, head : head + 1]
     everything = torch.arange(z.shape[0], device=z.device)
     best = [everything[:0], everything[:0], z.new_empty(0)]  # source, target, weight
     for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):

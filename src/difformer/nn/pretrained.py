@@ -118,6 +118,8 @@ class Pretrained(nn.Module):
             raise PretrainedError(f"{path} belongs to another {CONFIG}: {causes}; save the model again")
         other = f"{path}: damaged, or not the weights of the model in {CONFIG}"
         with _explained(other, KeyError, TypeError, RuntimeError):
+            if not all(value.is_floating_point() for value in state.values()):
+                raise TypeError(f"it holds {', '.join(sorted({str(value.dtype) for value in state.values()}))}")
             model.to(state["output.weight"].dtype).load_state_dict(state)
         return model
 
@@ -148,7 +150,9 @@ class Pretrained(nn.Module):
             module, _, part = name.rpartition(".")
             if norm or not module.startswith("bns."):  # their LayerNorms are made, and saved, even if they are not used
                 weights[f"{names.get(module, module)}.{part}"] = value
-        with _explained("not the parameters of a model of the authors' code", RuntimeError, KeyError, to=UserError):
+        theirs = "whose names are fcs.0, fcs.1, bns.i, convs.i.Wq, convs.i.Wk and convs.i.Wv"
+        problem = f"not the parameters of a model of the authors' code, {theirs}; got {', '.join([*state_dict][:5])} …"
+        with _explained(problem, RuntimeError, KeyError, to=UserError):
             hidden, in_channels = state_dict["fcs.0.weight"].shape
             heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
             shape = {"num_layers": len(layers), "num_heads": heads, "transform": transform, "norm": norm}
