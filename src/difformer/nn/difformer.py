@@ -187,7 +187,7 @@ class DIFFormer(Pretrained):
             z = fused_input(self.input, None if isinstance(self.input_norm, nn.Identity) else self.input_norm, x, mask)
             return drop.apply(z) if mask is None else z
         h = linear(self.input, x)
-        fused = fused_tail(self.input_norm, h, relu=True, dropout=drop)
+        fused = None if reference else fused_tail(self.input_norm, h, relu=True, dropout=drop)
         return drop.apply(functional.relu(self.input_norm(h))) if fused is None else fused
 
     def advance(self, k: int, z: Tensor, source: Tensor, *, context: Context | None = None) -> Tensor:
