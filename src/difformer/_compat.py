@@ -41,7 +41,7 @@ def _known(x: Tensor, question: str) -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether the program is inside a transform of `torch.func`; elsewhere no tensor has to be looked at."""
+    """Whether the program is inside a transform of `torch.func`; if not, no tensor needs to be inspected."""
     peek = getattr(_functorch, "peek_interpreter_stack", None)
     return peek is None or peek() is not None
 

@@ -55,7 +55,7 @@ def safe_total(total: Tensor, count: Tensor | int, least: float = SMALLEST_MEAN_
 
 @dataclass(frozen=True, repr=False)
 class Diffusivity:
-    """A pair f = δ', checked when it is made.
+    """A diffusivity f and its penalty δ, with f = δ', validated on construction.
 
     Args:
         name: Its name in options and reports.
@@ -148,7 +148,7 @@ class Diffusivity:
         return self  # it never changes
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled by name where that is enough; your own one as far as its functions can be pickled."""
+        """Pickled by name if that is enough; otherwise with its functions, if these can be pickled."""
         everything = (self.name, self.f, self.delta, self.score)
         return (as_diffusivity, (self.name,)) if self.is_named() else (Diffusivity, everything)
 

@@ -66,7 +66,7 @@ class DataError(UserError):
 
 @contextmanager
 def in_file(path: object) -> Iterator[None]:
-    """Errors that name no file name this one, unless it is None."""
+    """Adds `path` to errors that name no file, unless it is None."""
     try:
         yield
     except DataError as error:
@@ -137,7 +137,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it."""
+    """Import an optional module, or raise an error that names the extra to install."""
     try:
         return import_module(module)
     except ImportError as error:

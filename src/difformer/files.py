@@ -1,7 +1,7 @@
 """Files on disk: whole or absent, written with errors that say what to do, and by one process at a time.
 
-Every file that the package writes goes through `atomic_write`: it is written beside its place, flushed to disk, then
-renamed. A killed process leaves at most ``.<name>.<random>.part``, never a half-written file under its own name.
+Every file that the package writes goes through `atomic_write`: it is written to a temporary file, flushed to disk,
+then renamed. A killed process leaves at most ``.<name>.<random>.part``, never a half-written file under its own name.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 _ADVICE = {
     errno.ENOSPC: "the disk is full; make room",
     errno.EDQUOT: "your quota is used up; make room",
-    errno.ENOENT: "there can be no file or folder at that place; choose another",
+    errno.ENOENT: "no file or folder can be created at that path; choose another",
     errno.EROFS: "the place is read-only; choose another folder",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "you may not write there; choose another folder, or allow writing"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "no write permission; choose another folder, or change it"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of the path is a file; choose another folder"),
 }
 

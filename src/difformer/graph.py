@@ -256,7 +256,7 @@ def _from_sparse(matrix: Tensor | Any, edge_weight: Tensor | None, num_nodes: in
     is_scipy = hasattr(matrix, "tocoo") and hasattr(matrix, "nnz")  # known without scipy being loaded
     if not isinstance(matrix, Tensor) and not is_scipy:
         wanted = "a torch tensor [2, E], a torch or scipy sparse matrix or a Graph"
-        found = f"{type(matrix).__name__}; arrays and lists go through torch.as_tensor, pairs also through .T"
+        found = f"{type(matrix).__name__}; convert arrays and lists by torch.as_tensor, lists of pairs also by .T"
         raise TypeError(f"edge_index must be {wanted}, got {found}")
     if edge_weight is not None:
         raise UserError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
@@ -282,7 +282,8 @@ def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
 
 def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        hint = "; one edge per row goes through .T" if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
+        pairs = edge_index.dim() == 2 and edge_index.shape[1] == 2
+        hint = "; transpose an array with one edge per row (.T)" if pairs else ""
         raise UserError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}{hint}")
     if edge_index.is_floating_point() or edge_index.dtype == torch.bool:
         raise UserError(f"edge_index must hold integers, got {edge_index.dtype}")

@@ -61,7 +61,7 @@ def test_degrees_that_are_not_there_are_left_out():
 
 
 def test_diffusivity_too_narrow_for_a_polynomial_is_refused():
-    with pytest.raises(ValueError, match=r"'gaussian:0.1' is no polynomial to tol = 0.001.*blockwise"):
+    with pytest.raises(ValueError, match=r"'gaussian:0.1' cannot be approximated to tol = 0.001.*blockwise"):
         degree_for(gaussian(0.1), 1e-3)
     with pytest.raises(ValueError, match="tol must lie between 0 and 1, got 2"):
         degree_for(SIGMOID, 2)

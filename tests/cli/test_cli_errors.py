@@ -126,7 +126,7 @@ def own(tmp_path):
         ("--features n.csv --labels y.csv --protocol random", "--protocol belongs to a data set"),
         ("--features n.csv --labels y.csv --split n.csv", "splits are kept in .npz or .json"),
         ("--features n.csv --labels y.csv --out n.csv", "Choose another folder"),
-        ("--features n.csv --labels y.csv --out /proc/x", "there can be no file or folder at that place"),
+        ("--features n.csv --labels y.csv --out /proc/x", "no file or folder can be created at that path"),
         ("--features n.csv --labels y.csv --set hiden=3", "did you mean hidden_channels"),
         ("--features n.csv --labels y.csv --set lr=3", "did you mean learning_rate"),
         ("wine --model difformer-s --set diffusivity=softmax", "model 'difformer' lets you choose it"),

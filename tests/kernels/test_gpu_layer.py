@@ -202,7 +202,7 @@ def test_dropout_of_torchs_generator_is_that_of_the_formula(diffusivity, chunked
 
 @with_kernels
 @CHUNKS
-def test_masks_of_a_bit_are_masks_of_numbers(chunked, calls, in_chunks, monkeypatch):
+def test_bool_and_float_masks_agree(chunked, calls, in_chunks, monkeypatch):
     """A GPU draws the first, a CPU the second."""
     in_chunks(chunked, 16)
     model = model_of(16, dropout=0.4).to(DEVICE)
@@ -279,7 +279,7 @@ def test_a_second_backward_pass_and_frozen_maps(diffusivity, chunked, calls, in_
 
 
 @with_kernels
-def test_states_and_parameters_may_lie_anywhere(calls):
+def test_any_strides_and_alignment(calls):
     conv = DIFFormerConv(8, 8).to(DEVICE)
     z = torch.complex(torch.randn(30, 8), torch.randn(30, 8)).to(DEVICE).conj().imag
     assert z.is_neg()
@@ -360,7 +360,7 @@ def test_norm_relu_and_dropout_at_once(dtype, rate, key, calls):
 
 
 @with_kernels
-def test_a_tail_that_was_changed_is_called(calls):
+def test_modified_norm_or_dropout_is_called(calls):
     norm, x, drop = rows.LayerNorm(8).to(DEVICE), torch.randn(20, 8, device=DEVICE), LayerDropout(0.0, True)
     assert fused_tail(norm, x, relu=True, dropout=drop) is not None
     assert fused_tail(nn.LayerNorm(8).to(DEVICE), x, relu=True, dropout=drop) is None

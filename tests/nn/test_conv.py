@@ -57,7 +57,7 @@ def literal(conv, z, edge_index=None, source=None):
     ids=str,
 )
 @pytest.mark.parametrize("with_graph", [False, True], ids=["alone", "graph"])
-def test_a_layer_is_what_the_paper_writes(diffusivity, heads, options, with_graph):
+def test_layer_equals_the_equation_of_the_paper(diffusivity, heads, options, with_graph):
     conv = DIFFormerConv(5, 5, num_heads=heads, diffusivity=diffusivity, **options).double()
     z, source = states(), states()
     edge_index = edges() if with_graph else None
@@ -114,7 +114,7 @@ def test_layer_passes_gradcheck(diffusivity):
     assert torch.autograd.gradcheck(lambda z: conv(z, graph, source=z), (z,))
 
 
-def test_a_diffusivity_of_ones_own():
+def test_custom_diffusivity():
     from difformer import Diffusivity
 
     cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
@@ -153,7 +153,7 @@ def test_bad_options_are_explained(options, complaint):
         DIFFormerConv(4, 4, **options)
 
 
-def test_channels_that_cannot_be_stepped_are_explained():
+def test_unequal_channels_with_residual_are_refused():
     with pytest.raises(ValueError, match=r"in_channels 4 and out_channels 6 must be equal .* set residual=False"):
         DIFFormerConv(4, 6)
     assert DIFFormerConv(4, 6, residual=False)(torch.randn(3, 4)).shape == (3, 6)
@@ -184,7 +184,7 @@ def test_attention_does_not_depend_on_the_scale_of_a_diffusivity(scale):
     torch.testing.assert_close(scaled(z), conv(z))
 
 
-def test_a_graph_met_in_inference_mode_can_be_trained_on():
+def test_graph_cached_in_inference_mode_can_be_used_in_training():
     conv, z = DIFFormerConv(5, 5).double(), states()
     graph, batch = Graph(edges(), 12), torch.zeros(12, dtype=torch.long)
     with torch.inference_mode():
@@ -218,7 +218,7 @@ def test_values_start_near_the_states_themselves():
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])
 @pytest.mark.parametrize("graph_weight", [None, 0.3])
-def test_a_graph_without_edges_gets_in_a_batch_what_it_gets_alone(diffusivity, graph_weight):
+def test_graph_without_edges_is_the_same_in_a_batch_as_alone(diffusivity, graph_weight):
     conv = DIFFormerConv(5, 5, diffusivity=diffusivity, graph_weight=graph_weight).double()
     z, batch = states(), torch.arange(12) // 6
     index = edges(6, 15)  # the second graph has none

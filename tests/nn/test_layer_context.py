@@ -133,11 +133,11 @@ def test_a_model_takes_one_context_or_one_per_layer():
         contexts = [store(conv, z) for conv, z in zip(model.layers, states, strict=False)]
         torch.testing.assert_close(model(x[:9], context=contexts), model(x)[:9])
         torch.testing.assert_close(model(x, context=Structure(weight=torch.full((N,), 2.0))), model(x))
-    with pytest.raises(ValueError, match="context says who sends"):
+    with pytest.raises(ValueError, match="context already defines the senders"):
         model(x, graph(), context=contexts)
-    with pytest.raises(ValueError, match="context says who sends"):
+    with pytest.raises(ValueError, match="context already defines the senders"):
         model.embed(x, batch=torch.zeros(N, dtype=torch.long), context=contexts)
-    with pytest.raises(ValueError, match="context says who sends"):
+    with pytest.raises(ValueError, match="context already defines the senders"):
         model.layers[0](torch.randn(N, 6).double(), graph(), context=contexts[0])
 
 

@@ -188,11 +188,11 @@ def test_scipy_matrix_is_sorted_once_and_a_change_is_noticed(data):
     [
         (sparse.csr_array((N, N + 1)), r"must be \[40, 40\], one row and column per node"),
         (sparse.csr_array((N + 1, N + 1)), r"must be \[40, 40\], one row and column per node, got \(41, 41\)"),
-        ([[0, 1], [1, 2]], "got list; arrays and lists go through torch.as_tensor, pairs also through .T"),
+        ([[0, 1], [1, 2]], "got list; convert arrays and lists by torch.as_tensor, lists of pairs also by .T"),
         (np.zeros((2, 3), dtype=int), "got ndarray"),
         (
             torch.zeros(3, 2, dtype=torch.long),
-            r"must have shape \[2, E\], got \(3, 2\); one edge per row goes through .T",
+            r"must have shape \[2, E\], got \(3, 2\); transpose an array with one edge per row",
         ),
     ],
 )

@@ -41,11 +41,11 @@ def test_a_diffusivity_with_a_parameter_is_kept_by_name(tmp_path, given):
     assert torch.equal(again(x), model(x))
 
 
-def test_a_diffusivity_of_ones_own_has_to_be_given_again(tmp_path):
+def test_custom_diffusivity_has_to_be_passed_again(tmp_path):
     cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
     model = DIFFormer(5, 8, 3, diffusivity=cauchy).eval()
     model.save_pretrained(tmp_path)
-    with pytest.raises(PretrainedError, match=r"a diffusivity of its own, 'cauchy'.*pass it again"):
+    with pytest.raises(PretrainedError, match=r"a custom diffusivity, 'cauchy'.*pass it again"):
         DIFFormer.from_pretrained(tmp_path)
     x = torch.randn(4, 5)
     assert torch.equal(DIFFormer.from_pretrained(tmp_path, diffusivity=cauchy).eval()(x), model(x))

@@ -221,7 +221,7 @@ def test_a_read_only_folder_and_a_full_disk_are_reported(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     read_only, first, full, second = done.stdout.splitlines()
     assert (first, second) == ("2", "2")
-    assert "you may not write there; choose another folder" in read_only
+    assert "no write permission; choose another folder" in read_only
     assert list(closed.iterdir()) == []
     assert "metrics.jsonl cannot be written" in full
     assert "continue with resume. Nothing was overwritten." in full

@@ -167,8 +167,8 @@ def propagate(
         v: Values, ``[N, H, c]``, ``[N, 1, c]`` (shared by the heads) or ``[N, c]``.
         diffusivity: A name or a `Diffusivity`; ``"identity"`` returns the values.
         batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` save the sorting.
-        backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
-            constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"softmax"``
+        backend: ``"auto"`` (see `explain`), or one of ``"reference"`` (dense), ``"linear"`` (simple and constant),
+            ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"softmax"``
             (exponentials of one graph, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
         tol: Relative error allowed in g. None means exact sums for ``"auto"``, and 1e-3 for ``"polynomial"``.
         weight: ``[N]`` non-negative w: how often each row counts as a sender; None for once.

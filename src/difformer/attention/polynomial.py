@@ -111,7 +111,7 @@ def degree_for(diffusivity: Diffusivity, tol: float) -> int:
         if (reached := bounds(diffusivity, degree).value) <= tol:
             return degree
     raise UserError(
-        f"diffusivity {diffusivity.name!r} is no polynomial to tol = {tol:g}: degree {LARGEST_DEGREE} reaches "
+        f"diffusivity {diffusivity.name!r} cannot be approximated to tol = {tol:g}: degree {LARGEST_DEGREE} reaches "
         f"{reached:.1e}; allow more, or use backend='blockwise', which is exact"
     )
 

@@ -1,4 +1,4 @@
-"""All-pair propagation as the formulas say it: dense, readable, the specification of every other operator.
+"""All-pair propagation exactly as in the formulas: dense, readable, the specification of every other operator.
 
 With scores x_ij = q_iᵀk_j and a diffusivity g,
 
@@ -30,7 +30,7 @@ def exchange(q: Tensor, k: Tensor, diffusivity: str | Diffusivity, batch: Tensor
 def attention_matrix(q: Tensor, k: Tensor, diffusivity: str | Diffusivity, batch: Tensor | None = None) -> Tensor:
     """Row-normalised exchange, ``[H, N, N]``; the identity diffusivity gives the identity matrix.
 
-    `diffusivity` may be the key that `score_key` gave: of the two, compilers can pass on strings alone.
+    `diffusivity` may be the key that `score_key` gave: compilers can pass on strings, but not objects.
     """
     if form_of(diffusivity) == "identity":
         return torch.eye(q.shape[0], dtype=q.dtype, device=q.device).expand(q.shape[1], -1, -1)

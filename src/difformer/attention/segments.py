@@ -126,7 +126,7 @@ class Segments:
     """The graphs of a batch vector, ready for all-pair propagation.
 
     Args:
-        batch: ``[N]`` int64, the graph of each row, in any order; numbers without a row are allowed.
+        batch: ``[N]`` int64, the graph of each row, in any order; a graph may have no rows.
         num_graphs: How many graphs there are; None for as many as `batch` names.
 
     Attributes:

@@ -232,7 +232,7 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
         return Sums(state["sums"])
     if names == ["moments"]:
         if diffusivity == "softmax":
-            why = "moments do not tell the number of channels d, which gives softmax its temperature √d"
+            why = "moments do not determine the number of channels d, which gives softmax its temperature √d"
             raise UserError(f"diffusivity: {why}; pass 'softmax:TEMPERATURE', as in 'softmax:8' for d = 64")
         return Moments(state["moments"], polynomial.expand(diffusivity, polynomial.DEFAULT_TOL if tol is None else tol))
     if names in (["keys", "values"], ["keys", "values", "weight"]):

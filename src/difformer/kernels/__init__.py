@@ -1,6 +1,6 @@
 """Fast replacements for the step of a layer, chosen by one predicate: `difformer.kernels.fused.why_not_fused`.
 
-Here is what a fused layer does, as the kernels in C and those of a GPU are told.
+This module describes a fused layer in the form that the C and GPU kernels take.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Weights(NamedTuple):
 
 
 class MaskKey(NamedTuple):
-    """All that a dropout mask follows from, for kernels that work it out by themselves."""
+    """Everything that determines a dropout mask, for kernels that compute it themselves."""
 
     first: int  # int16 that keeps an entry
     scale: float  # 1 / (1 - p)
@@ -43,7 +43,7 @@ class Tail(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a layer does beside its parameters."""
+    """What defines a layer, apart from its parameters."""
 
     weights: Weights
     matrix: SparseMatrix | None  # S

@@ -30,7 +30,7 @@ Context = Any
 
 TRACED = "the program is compiled, exported or traced"
 MOST_PAIRS = 1 << 23  # of diffusivity 'sigmoid', that a layer keeps for its backward pass
-# A GPU reads rows of features that do not begin on a multiple of 16 bytes four bytes at a time: tens of times slower.
+# Rows that are not aligned to 16 bytes are read by a GPU four bytes at a time, which is tens of times slower.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
 _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
 
@@ -58,7 +58,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 
 def why_not_plain(conv: nn.Module) -> str | None:
-    """Why a kernel may not stand in for the layer at all; None where it may."""
+    """Why no kernel may replace the layer; None if one may."""
     if torch.compiler.is_compiling() or is_traced():
         return TRACED
     if "written_here" not in vars(type(conv)):
@@ -94,7 +94,7 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
     if conv.num_heads != 1:
         return f"there are {conv.num_heads} heads"
     if conv.backend != "auto" and (conv.form, conv.backend) != ("simple", "linear"):
-        return f"backend {conv.backend!r} was asked for"
+        return f"backend {conv.backend!r} was requested"
     if conv.form == "sigmoid" and (conv.qk_norm != "row" or z.shape[0] ** 2 > MOST_PAIRS):
         return "diffusivity 'sigmoid' is fused only for few rows and queries and keys of unit length"
     if structure.segments is not None:
@@ -114,7 +114,7 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         with torch.autocast(z.device.type, enabled=False):
             return why_not_fused(conv, z, structure)
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
-        return "the program is inside torch.func, or has tensors of a class of their own"
+        return "the program is inside torch.func, or uses subclasses of Tensor"
     if conv.qk_norm == "row" and _on_gpu(conv, z):
         return None
     if conv.form == "sigmoid":
@@ -138,7 +138,7 @@ def why_not_gram(conv: Layer, z: Tensor, structure: Context) -> str | None:
 
 
 def why_not_fused_input(layer: nn.Module, norm: nn.Module, x: Tensor | SparseMatrix) -> str | None:
-    """Why the input layer goes operation by operation; None where a kernel in C does it."""
+    """Why the input layer is computed operation by operation; None where a kernel in C does it."""
     if torch.compiler.is_compiling() or is_traced():
         return TRACED
     if not isinstance(layer, nn.Linear) or not is_plain_map(layer) or not is_plain_norm(norm):

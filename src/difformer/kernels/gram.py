@@ -77,7 +77,7 @@ def _norm(mapped: Tensor, a: Tensor) -> Tensor:
 
 
 def number_of_slices(a: Tensor) -> int:
-    """One where the product is best left whole: on a CPU, and where it is no batch of products."""
+    """1 if slicing does not pay: on a CPU, or if the product is not batched."""
     stacked = a.is_cuda and not torch.compiler.is_compiling() and is_stacked(a)
     return max(1, min(SLICES, a.shape[0] // SMALLEST_SLICE)) if stacked else 1
 

@@ -32,7 +32,7 @@ class DIFFormerConv(nn.Module):
         \bar P = \frac{1}{H} \sum_h \left( \hat S^{(h)} V^{(h)} + \tilde A V^{(h)} \right), \\
         (\hat S V)_i &= \frac{\sum_j g(\tilde q_i^\top \tilde k_j) \, v_j}{\sum_l g(\tilde q_i^\top \tilde k_l)},
 
-    for node i of each head, with queries and keys of unit length. By default the two terms are mixed,
+    for node i in each head, with queries and keys of unit length. By default the two terms are mixed,
     :math:`(1 - w) \hat S V + w \tilde A V` with w = `graph_weight`, which keeps the total mass at one; the paper adds
     them. In a graph without edges :math:`\tilde A` is the identity: each node keeps its own value. `forward` is this
     formula, or a kernel that computes the same (`difformer.kernels.fused.why_not_fused`).
@@ -130,7 +130,7 @@ class DIFFormerConv(nn.Module):
         if context is None:
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
         elif edge_index is not None or edge_weight is not None or batch is not None:
-            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context already defines the senders; leave out edge_index, edge_weight and batch")
         if why_not_fused(self, z, context) is None and (out := fused_layer(self, z, context, source)) is not None:
             return out
         mask = self.edge_mask()

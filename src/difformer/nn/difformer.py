@@ -49,7 +49,7 @@ class DIFFormer(Pretrained):
         diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
             propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
         step_size: τ in (0, 1].
-        source_weight: β; each step adds τβZ⁰, which holds deep models back from over-smoothing. The paper has 0.
+        source_weight: β; each step adds τβZ⁰, which keeps deep models from over-smoothing. The paper uses 0.
         graph_weight: w in [0, 1] mixes: (1 - w) latent + w graph (total mass 1); a graph without edges gives each node
             its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
         graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`. No self-loops are added, and with ``"gcn"``
@@ -159,7 +159,7 @@ class DIFFormer(Pretrained):
         if context is None:
             context = structure
         elif not (edge_index is edge_weight is batch is None):
-            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context already defines the senders; leave out edge_index, edge_weight and batch")
         contexts = context if isinstance(context, Sequence) else [context] * len(self.layers)
         if len(contexts) != len(self.layers):
             raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
@@ -219,7 +219,7 @@ class DIFFormer(Pretrained):
             self._clear_bias()
         channels, dtype = self.config["in_channels"], next(self.parameters()).dtype  # input may have been replaced
         if not isinstance(x, Tensor | SparseMatrix):
-            advice = "numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
+            advice = "convert numpy arrays by torch.as_tensor(x, dtype=torch.float32)"
             raise TypeError(f"x must be a torch tensor [N, {channels}], got {type(x).__name__}; {advice}")
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)

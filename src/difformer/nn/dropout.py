@@ -1,4 +1,4 @@
-r"""Dropout whose masks follow from a seed, a step and the place of an entry, so that they can be computed again.
+r"""Dropout whose masks are determined by a seed, a step and the position of an entry, so that they can be made again.
 
 Entry (i, c) of the s-th dropout of a forward pass is dropped where 16 bits of a hash fall below p:
 
@@ -34,7 +34,7 @@ class dropout_key:
 
     Args:
         seed: The run's seed; or a key ``[2]`` of `dropout_keys`, for runs trained as one.
-        step: Any number that tells one pass, or one epoch of several passes, from the others.
+        step: Any number that distinguishes one pass, or one epoch of several passes, from the others.
         rows: ``[N]`` numbers of the rows of this process if it holds only some; None for 0 … N - 1.
         site: How many dropouts of this key came before, to continue with it; ``place.site`` tells afterwards.
 

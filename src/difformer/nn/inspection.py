@@ -3,8 +3,8 @@
 The energy is measured: a trained network infers the exchange from queries and keys, which no theorem covers.
 
 An explainer of PyTorch Geometric sets a mask m ``[E]`` on each `MessagePassing` module of ``model.modules()``; the
-message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is loaded, a layer shows
-such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the fused kernels.
+message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is loaded, a layer exposes
+such a module (`mask_holder`), reads the mask from it (`mask_of`) and no longer uses fused kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StrongestPairs:
 
 
 def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
-    """How a layer computes its step for states like ``z [N, d]``, and why so."""
+    """How a layer computes its step for states like ``z [N, d]``, and why."""
     reason = why_not_plain(layer) or why_not_fused(layer, z, structure)
     if reason is None:
         return "a fused kernel"
@@ -97,7 +97,7 @@ def strongest_pairs(
 
 @dataclass(frozen=True)
 class EnergyProfile:
-    """How states come together from layer to layer; entry k is Z^(k), entry 0 the input layer's.
+    """How states converge from layer to layer; entry k is Z^(k), entry 0 the input layer's.
 
     Args:
         energy: ``[L + 1]`` mean over ordered pairs of δ(||z_i - z_j||²), on states scaled to unit length; δ(u) = u

@@ -1,10 +1,10 @@
 """Saving and loading a model: ``config.json`` says what it is, ``model.safetensors`` holds its weights.
 
-Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU; move the model
+Neither file can carry code, so an untrusted file is safe to open. Weights are read on the CPU; move the model
 afterwards.
 
-`Pretrained.from_public_code` takes over models that the authors' code trained. That code differs from the paper in ways
-that are options here: `simple` divides queries and keys by one norm of the whole tensor (``qk_norm="global"``),
+`Pretrained.from_public_code` loads models that were trained with the authors' code. That code differs from the paper in
+ways that are options here: `simple` divides queries and keys by one norm of the whole tensor (``qk_norm="global"``),
 `sigmoid` does not normalise them (``"none"``).
 """
 
@@ -103,7 +103,7 @@ class Pretrained(nn.Module):
             config["diffusivity"] = diffusivity
         elif isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file imports nothing
             own = named.get("own") if isinstance(named, dict) else named
-            problem = f"the model was trained with a diffusivity of its own, {own!r}, which a file cannot hold"
+            problem = f"the model was trained with a custom diffusivity, {own!r}, which a file cannot hold"
             raise PretrainedError(f"{about}: {problem}; pass it again: from_pretrained(folder, diffusivity=…)")
         damaged = _explained(f"{path}: damaged, or not the weights of a model", SafetensorError)
         with damaged, safe_open(path, framework="pt", device="cpu") as weights:
@@ -130,7 +130,7 @@ class Pretrained(nn.Module):
         Args:
             state_dict: Parameters by the authors' names, for example ``torch.load(path, weights_only=True)``.
             diffusivity: Their ``kernel``: ``"simple"`` or ``"sigmoid"``.
-            options: What weights do not show: ``step_size`` (their ``alpha``), ``graph_weight`` (None if theirs is
+            options: Settings that weights do not determine: ``step_size`` (their ``alpha``), ``graph_weight`` (None if
                 not used), ``norm=False`` and ``residual=False`` (without their ``use_bn`` and ``use_residual``),
                 ``source_weight``, ``dropout``, ``activation``.
 
@@ -220,7 +220,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model far larger than its saved weights raises a UserError, at once and not after hours."""
+    """A context in which building a model far larger than its saved weights raises a UserError immediately."""
     total, thread = sum(value.numel() for value in weights.values()), threading.get_ident()
     left = 10_000 + 2 * total + 20 * len(weights)
 

@@ -1,4 +1,4 @@
-"""What every model of the package is, the checks of what it is given, and models of nodes as models of graphs."""
+"""The protocol of all models, checks of their inputs, and a wrapper that turns node models into graph models."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def readout(states: Tensor, batch: Batch = None, how: str = "mean") -> Tensor:
 
 
 class GraphLevel(nn.Module):
-    """A model of nodes as a model of graphs: encode nodes, pool each graph, decode.
+    """Turns a model of nodes into a model of graphs: encode nodes, pool each graph, decode.
 
     Args:
         encoder: Any `Model` of the package.
@@ -112,7 +112,7 @@ def check_count(name: str, count: object, least: int = 1, *, optional: bool = Fa
 
 
 def check_counts(**counts: int) -> None:
-    """`check_count` for several; ``in_channels`` may be -1, which means that the first input says it."""
+    """`check_count` for several; ``in_channels`` may be -1, which means that it is taken from the first input."""
     for name, count in counts.items():
         if (name, count) != ("in_channels", -1):
             check_count(name, count)

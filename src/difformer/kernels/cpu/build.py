@@ -73,7 +73,7 @@ def _switched_off() -> bool:
 def find() -> Found:
     """Loads the kernels, compiled before or now, even if they have been switched off since; once per process."""
     if sys.platform == "win32":
-        return _none("they are built on Linux and macOS alone")
+        return _none("they are built only on Linux and macOS")
     if sys.byteorder != "little":
         return _none("they need a little-endian machine")
     compiler = _compiler()

@@ -131,7 +131,7 @@ def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
 def gram_forward(
     outer: Tensor, states: Tensor, count: int, query: Pair, key: Pair, *, scaled: bool
 ) -> tuple[list[Tensor], Tensor]:
-    """U, u but for its last entry, the last row of U, and the last entry of u, padded; and what the way back needs."""
+    """U, u without its last entry, the last row of U, the last entry of u, padded; and what backward needs."""
     d = query[0].shape[0]
     kept = space(6 * (d + 1) * padded(d + 1) + LANES)
     found = space((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])

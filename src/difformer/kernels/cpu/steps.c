@@ -1,5 +1,5 @@
-/* Passes of a simple diffusion layer over all rows, for float32 on a CPU. The formulas are those of
-   `difformer.kernels.step`, which are the reference; here q, k, v and their gradients exist
+/* Passes of a simple diffusion layer over all rows, for float32 on a CPU. The formula is that of
+   `difformer.nn.conv`, which is the reference; here q, k, v and their gradients exist
    for BLOCK rows at a time, in the cache.
 
    Rows are cut into chunks by their number and length alone. A chunk's sums go into its own part of `parts`, and
