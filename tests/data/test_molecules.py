@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from difformer.data import DataError, dataset_options, load
+from difformer.data import DataError
 from difformer.data.datasets import particles
 from difformer.data.datasets.particles import ATOM_NAMES, build_synmol, read_smiles
-from difformer.errors import UserError
 
 NO_FORCE_FIELD = "C[Mg]C"  # MMFF94 knows magnesium as an ion only
 
@@ -107,12 +106,6 @@ def test_tables_are_read_and_broken_ones_named():
         read_smiles("mol_id,smiles\na,CCO\nb\n", "t.csv")
     with pytest.raises(ValueError, match="no column 'smiles'"):
         read_smiles("mol_id,name\na,CCO\n", "t.csv")
-
-
-def test_the_graph_that_run_folders_name_is_the_only_one(cache):
-    assert dataset_options("synmol")["graph"] == "knn"
-    with pytest.raises(UserError, match="graph must be one of 'knn'; got 'bonds'"):
-        load("synmol", graph="bonds")
 
 
 # --- the published molecules -----------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from small_tasks import blocks
 
+from difformer.data import load
+from difformer.data.catalogue import entry
 from difformer.errors import UserError
 from difformer.files import only_one
 from difformer.report.comparison import _test_to_train
@@ -379,3 +381,18 @@ def test_a_result_without_a_score_is_refused(run):
     path.write_text(json.dumps(found))
     with pytest.raises(RunFolderError, match=r"result\.json is not the result of a run \(train is missing\)"):
         RunFolder.open(run).summary()
+
+
+@pytest.mark.parametrize("name", ["heat", "two-moons", "random-graph", "covid", "synmol"])
+def test_folders_that_name_options_of_earlier_versions_load_the_same_data(name):
+    """Earlier versions wrote every option with its default; other values of options that are gone are refused."""
+    former = dict(entry(name).former)
+    assert former
+    options = {"num_nodes": 40} if name in ("heat", "random-graph") else {}
+    if name in ("covid", "synmol") and not os.environ.get("DIFFORMER_DATA"):
+        pytest.skip("DIFFORMER_DATA is not set")
+    loaded = TaskSource(name, options={**options, **former}).load()
+    assert loaded.fingerprint() == load(name, **options).fingerprint()
+    option = next(iter(former))
+    with pytest.raises(UserError, match=f"has no option '{option}'"):
+        TaskSource(name, options={**options, option: "another"}).load()

@@ -5,7 +5,8 @@ No torch and no numpy here: `difformer datasets` must answer at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ class Entry:
     licence: str = "none stated"  # of the source
     aliases: tuple[str, ...] = ()  # other names
     notes: tuple[str, ...] = ()  # what a reader of results should know, one sentence each
+    former: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options of earlier versions, and what they are fixed to now
     learned: str | None = None  # file of the default features, if these are learned and not downloaded
     forms: tuple[Form, ...] = ()  # the sets of files it may be read from; none for what is built in
 

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from difformer import files, toml
 from difformer.data import DataError, Preprocessing, Split, Task, dataset_options, from_files, load
+from difformer.data.catalogue import entry
 from difformer.data.split import save_splits
 from difformer.errors import UserError
 from difformer.files import RunFolderError, read_json, read_text, within, write_bytes, write_json, writing
@@ -98,7 +99,9 @@ class TaskSource:
     def load(self) -> Task:
         """The task."""
         if self.name is not None:
-            return load(self.name, self.root, **self.options)
+            former = entry(self.name).former  # folders of earlier versions name all options of their time
+            options = {key: value for key, value in self.options.items() if key not in former or value != former[key]}
+            return load(self.name, self.root, **options)
         for role, path in self.files.items():
             if not Path(path).exists():
                 raise DataError(

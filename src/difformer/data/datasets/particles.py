@@ -75,13 +75,7 @@ class SynMol(PointSetReader):
     The data was labelled with the second pattern, which is wider than its name: it does not ask for carbons. Atoms are
     the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
     and the MMFF94 force field.
-
-    Args:
-        graph: ``"knn"``, which run folders of earlier versions name.
     """
-
-    graph: str = "knn"
-    choices = (("graph", ("knn",)),)
 
     def read(self, found: Found) -> Arrays:
         """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
