@@ -388,7 +388,7 @@ def test_folders_that_name_options_of_earlier_versions_load_the_same_data(name):
     """Earlier versions wrote every option with its default; other values of options that are gone are refused."""
     former = dict(entry(name).former)
     assert former
-    options = {"num_nodes": 40} if name in ("heat", "random-graph") else {}
+    options = {"num_nodes": 40, "num_edges": 90} if name == "random-graph" else {}
     if name in ("covid", "synmol") and not os.environ.get("DIFFORMER_DATA"):
         pytest.skip("DIFFORMER_DATA is not set")
     loaded = TaskSource(name, options={**options, **former}).load()
