@@ -183,6 +183,30 @@ def test_training_in_threads_gives_the_results_of_training_alone(stacked):
         assert torch.equal(one.outputs, other.outputs)
 
 
+def test_a_run_inside_a_callback_does_not_change_the_outer_run(monkeypatch):
+    """Of a model that draws from the global generator, too: every exit restores it, not only the last one."""
+    monkeypatch.setattr("difformer.training.model.build_model", lambda task, settings, seed: Noisy(5, 8, 3))
+
+    class Nested:
+        def on_epoch(self, event):
+            if event.seed == 0:
+                train_one(blocks(), 0, config(epochs=2), 1, "cpu", callbacks=[self])
+
+    alone = train_one(blocks(), 0, config(), 0, "cpu")
+    assert curves(train_one(blocks(), 0, config(), 0, "cpu", callbacks=[Nested()])) == curves(alone)
+
+
+def test_every_exit_of_nested_generators_restores_the_state_of_its_entry():
+    before = torch.get_rng_state()
+    with isolated_rng(CPU, 1):
+        torch.rand(3)
+        outer = torch.get_rng_state()
+        with isolated_rng(CPU, 2):
+            torch.rand(3)
+        assert torch.equal(torch.get_rng_state(), outer)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_model_is_initialised_from_the_private_generator(name, monkeypatch):
     task = {"nodes": blocks(), "series": series(), "graphs": point_sets()}[MODELS[name].kinds[0]]
