@@ -117,15 +117,16 @@ class Trainer:
         spread: bool = False,
     ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
-        self.ranks, self.spread = ranks, spread
+        self.ranks = ranks
         self.model = prepared_model(task, split, config, seed, device) if model is None else model
         self.penalty = hook(self.model, "penalty")
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
         self.loss = make_loss(task, split, config, device) if loss is None else loss
         self.optimizer = make_optimizer(self.model, config)
-        # A model without parameters is evaluated once.
-        self.epochs = config.epochs if self.optimizer is not None else 1
-        self.journal = Journal(self, metric or chosen_metric(config, task))
+        if self.optimizer is None:  # evaluated once
+            self.config = config = config.replace(epochs=1)
+        chosen = metric or chosen_metric(config, task)
+        self.journal = Journal(task, split, config, seed, device, metric=chosen, ranks=ranks, spread=spread)
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []  # what the user should know, such as why epochs could not be recorded
@@ -156,7 +157,7 @@ class Trainer:
 
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
-            last = self.epoch >= self.epochs
+            last = self.epoch >= self.config.epochs
             outputs = self._forward_whole() if one_pass and not last else None
             if journal.pending and (last or self.epoch % self.config.eval_every == 0):
                 found = self.evaluate() if outputs is None else outputs.detach()
