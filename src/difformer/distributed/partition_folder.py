@@ -31,6 +31,7 @@ from difformer.distributed.shard import Shard, assemble
 from difformer.errors import DataError, UserError
 from difformer.files import whole_folder
 from difformer.schema import check
+from difformer.training.checkpoint import newer_format
 
 FORMAT = 2
 MANIFEST = "partition.json"
@@ -264,11 +265,9 @@ class Partition:
             raise DataError("holds no partitioned task; `difformer partition` writes such folders", path=path)
         try:
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            if (version := about["format"]) != FORMAT:
-                advice = "whose parts carry no fingerprint; partition the task again"
-                if version > FORMAT:
-                    advice = f"this difformer reads up to {FORMAT}: upgrade difformer"
-                raise DataError(f"is in format {version}, {advice}", path=path)
+            older = "in format 1, whose parts carry no fingerprint; partition the task again"
+            if wrong := newer_format(about["format"], FORMAT) or older * (about["format"] < FORMAT):
+                raise DataError(f"is {wrong}", path=path)
             _check_manifest(about)
         except DataError:
             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,22 @@ class Snapshot:
             raise CheckpointError("not a checkpoint of a training run")
         if about.get("hash") != _digest(tensors, about["difformer"]):
             raise CheckpointError("damaged: its content is not what was written")
-        if facts["format"] > FORMAT:
-            raise CheckpointError(
-                f"written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
-            )
+        if newer := newer_format(facts["format"], FORMAT):
+            raise CheckpointError(newer)
         return Snapshot(tensors, facts)
+
+
+def newer_format(written: int, known: int) -> str:
+    """What is wrong with a file in a format of a later version; empty if nothing is."""
+    return "" if written <= known else f"in format {written}, this difformer reads up to {known}: upgrade difformer"
+
+
+def same_shapes(found: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a snapshot, after a check that they have the names and shapes of the `expected` ones."""
+    shapes, known = ({name: value.shape for name, value in each.items()} for each in (found, expected))
+    if wrong := [name for name in known | shapes if known.get(name) != shapes.get(name)]:
+        raise UserError(f"{wrong[0]} has another shape, or only one of them has it")
+    return found
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:

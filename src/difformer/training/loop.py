@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import CheckpointError, Due, Snapshot
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot, same_shapes
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import precision, resolve
@@ -267,13 +267,15 @@ class Trainer:
                 raise CheckpointError(f"the checkpoint is of {name} {facts.get(name)!r}, this run has {here!r}")
         try:
             self.model.load_state_dict(snapshot.part("model"))
-            best = snapshot.part("best")
-            for name, value in self.best_state.items():
-                value.copy_(best[name])
+            for name, value in same_shapes(snapshot.part("best"), self.best_state).items():
+                self.best_state[name].copy_(value)
             if self.optimizer is not None:
+                moments = {}
+                for i, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
+                    if found := snapshot.part(f"optimizer.{i}"):  # none before its first gradient
+                        expected = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+                        moments[i] = same_shapes(found, expected)
                 groups = self.optimizer.state_dict()["param_groups"]
-                numbers = groups[0]["params"]
-                moments = {i: found for i in numbers if (found := snapshot.part(f"optimizer.{i}"))}
                 self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if facts["device"] == self.device.type:
                 set_rng_state(self.device, list(snapshot.part("rng").values()))

@@ -48,7 +48,7 @@ from difformer.files import RunFolderError, read_json, read_text, within, write_
 from difformer.kernels.cpu import library
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
 from difformer.schema import check
-from difformer.training.checkpoint import CheckpointError, Snapshot
+from difformer.training.checkpoint import CheckpointError, Snapshot, newer_format
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.model import split_number
@@ -225,9 +225,8 @@ class RunFolder:
         text = read_text(path / CONFIG)
         try:
             about = toml.loads(text)
-            if (written := about["run"]["format"]) > FORMAT:
-                said = f"in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
-                raise RunFolderError(f"{path / CONFIG}: {said}")
+            if newer := newer_format(about["run"]["format"], FORMAT):
+                raise RunFolderError(f"{path / CONFIG}: {newer}")
             check(about, _FORM)
             run, data, model, training = (about[name] for name in ("run", "data", "model", "training"))
             if not run["seeds"] or len(set(run["seeds"])) != len(run["seeds"]):

@@ -27,7 +27,7 @@ from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.training.callbacks import Callback, EpochEvent
-from difformer.training.checkpoint import CheckpointError, Due, Snapshot
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot, same_shapes
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.devices import precision, resolve
@@ -427,10 +427,9 @@ class StackTrainer:
         if snapshot.facts.get("runs") != self._names:
             raise CheckpointError("the checkpoint is of a stack of other runs")
         try:
-            for name, value in self._state().items():
-                if value.shape != snapshot.tensors[name].shape:
-                    raise UserError(f"{name} has another shape")
-                value.copy_(snapshot.tensors[name])
+            state = self._state()
+            for name, value in same_shapes(snapshot.tensors, state).items():
+                state[name].copy_(value)
             if not 0 <= int(self.journal.clock) <= self.config.epochs:
                 raise UserError(f"it is of epoch {int(self.journal.clock)}")
             self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
