@@ -392,7 +392,7 @@ def test_an_interrupted_stack_is_resumed_to_the_same_bits(tmp_path, changes, dro
     ).replace(**changes)
     fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)
     told = interrupted(tmp_path / "run", settings, 6)
-    assert "what there is was saved" in told
+    assert f"the state was saved, resume it from {tmp_path / 'run'}" in told
     assert (tmp_path / "run/stack.safetensors").is_file()
     seen = []
 
@@ -445,7 +445,8 @@ def test_an_interrupted_stack_in_halves_is_trained_again(tmp_path, monkeypatch):
         return train(self, *given)
 
     monkeypatch.setattr(StackTrainer, "run", short_of_memory)
-    interrupted(tmp_path / "run", settings, 3)
+    told = interrupted(tmp_path / "run", settings, 3)
+    assert "the results so far were saved, but seeds that are not finished have no checkpoint and start again" in told
     assert not (tmp_path / "run/stack.safetensors").exists()
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
     fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)

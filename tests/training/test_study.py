@@ -178,9 +178,9 @@ def test_a_study_does_not_depend_on_test_labels(tmp_path, sampler, stacked, monk
     seen = []
     original = Journal.__init__
 
-    def watched(self, trainer, metric):
-        seen.append(trainer.split.test.numel())
-        original(self, trainer, metric)
+    def watched(self, task, split, *rest, **more):
+        seen.append(split.test.numel())
+        original(self, task, split, *rest, **more)
 
     monkeypatch.setattr(Journal, "__init__", watched)
     studies = []

@@ -170,7 +170,7 @@ def _train(
         said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
         others = f" The other seeds are finished and saved in {folder.path}." if len(failed) < len(folder.seeds) else ""
         raise common(UserError(f"{said.rstrip('.')}.{others}", argument="learning_rate"))
-    return summarised(results, len(folder.seeds), folder.path, records)
+    return summarised(results, len(folder.seeds), folder, records)
 
 
 def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], Trainer], seed: int, **given: Any) -> RunRecord:

@@ -73,16 +73,19 @@ class TensorBoard:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was stopped by Ctrl-C, after everything that can be saved was saved.
+    """Training was stopped by Ctrl-C, and everything that could be saved was saved.
 
     `summary` has the results so far, None if no epoch had been evaluated yet; `folder` is the run folder to resume,
-    empty without one.
+    empty without one. A stack that did not fit into memory as a whole has no checkpoint and starts `again`.
     """
 
-    def __init__(self, summary: Summary | None, folder: str) -> None:
-        self.summary, self.folder = summary, folder
-        saved = f"; what there is was saved, continue with resume: {folder}" if folder else ""
-        super().__init__(f"training was interrupted{saved}")
+    def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
+        self.summary, self.folder, self.again = summary, folder, again
+        saved = f"the state was saved, resume it from {folder}"
+        if again:
+            unsaved = "seeds that are not finished have no checkpoint and start again from their first epoch"
+            saved = f"the results so far were saved, but {unsaved}; resume {folder}"
+        super().__init__("training was interrupted" + (f"; {saved}" if folder else ""))
 
 
 @contextmanager

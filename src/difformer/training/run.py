@@ -168,14 +168,16 @@ def _train(
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    return summarised(results, len(seeds), None if folder is None else folder.path, records)
+    return summarised(results, len(seeds), folder, records)
 
 
 def summarised(
-    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord]
+    results: Sequence[dict[str, Any]], runs: int, folder: RunFolder | None, records: Sequence[RunRecord]
 ) -> Summary:
     """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
+    path = None if folder is None else folder.path
     summary = Summary(tuple(results), path, tuple(records)) if results else None
     if summary is None or not summary.complete or len(results) < runs:
-        raise TrainingInterrupted(summary, str(path or ""))
+        again = folder is not None and folder.stacked and not folder.checkpoint_file(None).is_file()
+        raise TrainingInterrupted(summary, str(path or ""), again)
     return summary

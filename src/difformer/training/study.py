@@ -37,7 +37,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from difformer.data import Task
+from difformer.data import Split, Task
+from difformer.data.batches import GraphBatches
 from difformer.errors import UserError, require
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
 from difformer.schema import check
@@ -221,7 +222,8 @@ def tune(
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
         device, stacked, on_trial = str(ranks.device), False, on_trial if ranks.first else None
-    study = _Study(Path(out), asked, without_test(task), device, time.monotonic() + seconds, stacked, on_trial)
+    seen = without_test(task, max((question.runs for question in asked), default=1))
+    study = _Study(Path(out), asked, seen, device, time.monotonic() + seconds, stacked, on_trial)
     with ExitStack() as held:
 
         def begin() -> list[Work]:
@@ -458,7 +460,22 @@ class _Watch:
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
 
 
-def without_test(task: Task) -> Task:
-    """The task with splits whose test parts are empty."""
+def without_test(task: Task, runs: int | None = None) -> Task:
+    """The task with the splits of the first `runs` runs, without their test parts and graphs only used there.
+
+    An evaluation computes the outputs of all graphs. They do not see each other, so the others keep theirs.
+    """
     none = torch.empty(0, dtype=torch.long)
-    return task.with_splits(dataclasses.replace(split, test=none) for split in task.splits)
+    splits = [dataclasses.replace(split, test=none) for split in task.splits[:runs]]
+    if task.kind != "graphs":
+        return task.with_splits(splits)
+    used = torch.cat([part for split in splits for part in split.parts().values()]).unique()
+    found, names = GraphBatches(task, batch_size=1).batch(used), task.instance_names
+    return dataclasses.replace(
+        task,
+        **{name: getattr(found, name) for name in ("x", "y", "edge_index", "edge_weight", "node_ptr")},
+        instance_names=tuple(names[graph] for graph in used.tolist()) if names else (),
+        splits=tuple(
+            Split(split.name, *(torch.searchsorted(used, part) for part in split.parts().values())) for split in splits
+        ),
+    )
