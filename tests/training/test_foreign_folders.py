@@ -353,7 +353,7 @@ def test_a_checkpoint_that_was_changed_is_noticed(tmp_path, stacked, name):
     changed = {key: value.clone() for key, value in tensors.items()}
     next(value for value in changed.values() if value.is_floating_point() and value.dim()).view(-1)[0] += 1
     save_file(changed, path, metadata)
-    with pytest.raises(RunFolderError, match="damaged: its content is not what was written; delete it to train"):
+    with pytest.raises(RunFolderError, match="damaged: its content does not match its hash; delete it to train"):
         resume(tmp_path / "run", task=blocks(), device="cpu")
     without = {key: value for key, value in metadata.items() if key != "hash"}
     save_file(tensors, path, without)

@@ -425,7 +425,7 @@ def test_patience_restarts_at_every_better_epoch(monkeypatch):
     def measure(self, epoch, outputs):
         return {"train": 0.0, "valid": next(validation), "test": 0.0}
 
-    monkeypatch.setattr("difformer.training.journal.Journal.measure", measure)
+    monkeypatch.setattr("difformer.training.loop.Journal.measure", measure)
     record = train_one(blocks(), 0, config(epochs=9, patience=3), device="cpu")
     assert record.status == "stopped early"
     assert (record.best_epoch, record.epochs) == (5, 8)
@@ -434,7 +434,7 @@ def test_patience_restarts_at_every_better_epoch(monkeypatch):
 def test_patience_is_counted_at_evaluated_epochs(monkeypatch):
     """Between two evaluations nothing is known, so a run does not stop there."""
     monkeypatch.setattr(
-        "difformer.training.journal.Journal.measure",
+        "difformer.training.loop.Journal.measure",
         lambda self, epoch, outputs: {"train": 0.0, "valid": 0.5, "test": 0.0},
     )
     record = train_one(blocks(), 0, config(epochs=20, eval_every=4, patience=2), device="cpu")
@@ -516,7 +516,7 @@ def test_learning_rate_follows_the_schedule(schedule, warmup, expected):
         (blocks(), {"options": {"hiden": 1}}, "no option 'hiden'"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(task, settings, complaint):
+def test_incompatible_arguments_are_refused(task, settings, complaint):
     settings = {"options": {}} | settings
     with pytest.raises(ValueError, match=complaint):
         train_one(task, 0, TrainConfig(**settings), device="cpu")
@@ -555,7 +555,7 @@ def test_gradients_of_a_series_do_not_depend_on_how_many_snapshots_go_together()
 
 
 @pytest.mark.parametrize("make", [blocks, series, point_sets])
-def test_graphs_left_out_and_neighbour_graphs(make):
+def test_graph_none_and_graph_knn(make):
     task = make()
     without = trainer_of(task, config(graph="none"))
     assert all(inputs.graph is None for inputs in without.feed.passes())

@@ -17,8 +17,7 @@ from difformer.data.registry import load
 from difformer.errors import UserError
 from difformer.files import only_one
 from difformer.training.config import TrainConfig, make_config
-from difformer.training.journal import Journal
-from difformer.training.loop import train_one
+from difformer.training.loop import Journal, train_one
 from difformer.training.spaces import Space, default_space, load_spaces
 from difformer.training.study import Question, read_trials, tune
 from difformer.zoo import options_of
@@ -178,9 +177,9 @@ def test_a_study_does_not_depend_on_test_labels(tmp_path, sampler, stacked, monk
     seen = []
     original = Journal.__init__
 
-    def watched(self, task, split, *rest, **more):
-        seen.append(split.test.numel())
-        original(self, task, split, *rest, **more)
+    def watched(self, trainer, metric):
+        seen.append(trainer.split.test.numel())
+        original(self, trainer, metric)
 
     monkeypatch.setattr(Journal, "__init__", watched)
     studies = []

@@ -4,7 +4,7 @@
     part-00000.safetensors, …      nodes, features, targets, splits and incoming edges of one part
 
 Every part carries the fingerprint of its partition and its own number, and every index is checked when a part is read.
-The folder appears with everything in it, or not at all. Nothing is pickled.
+The folder appears complete, or not at all. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class _Tensors:
             found = json.loads(self.found["names"].numpy().tobytes())
         except (ValueError, TypeError, RecursionError):
             found = None
-        self.check("names", isinstance(found, list) and len(found) == rows, f"is no list of {rows} names")
+        self.check("names", isinstance(found, list) and len(found) == rows, f"is not a list of {rows} names")
         return tuple(map(str, found))
 
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -2,8 +2,8 @@
 
 * `fit_seeds`: every rank holds the whole task and trains its own seeds; nothing is sent while it does. If there are
   fewer seeds than ranks and the task consists of graphs, all ranks share every batch instead.
-* `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. One file more,
-  ``distributed.json``, says which partition was trained on and what was sent.
+* `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. An additional
+  file, ``distributed.json``, records the partition and what was sent.
 
 Rank 0 creates, locks and summarises the folder. A run can be resumed by any number of ranks, or by one process. With
 ranks on several machines the folder must be on a file system that all of them see.
@@ -106,7 +106,7 @@ def _folder(
     partition: str | None = None,
     **about: Any,
 ) -> RunFolder:
-    """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
+    """The run folder: an existing one if it holds the same run to resume, otherwise a new one made by rank 0."""
     facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
     ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
 
@@ -202,7 +202,7 @@ def fit_sharded(
 
     Args:
         partition: The partitioned task; each rank reads its own parts.
-        config, ranks, callbacks: As in `fit_seeds`, which also says what is raised.
+        config, ranks, callbacks: As in `fit_seeds`, which also lists what is raised.
         run: `seeds`, `out`, `resume` and `preset`, as in `fit_seeds`.
     """
     given = partition.about["source"]

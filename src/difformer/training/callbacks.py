@@ -30,7 +30,7 @@ class EpochEvent:
     seed: int  #: Of the run.
     split: str  #: Name of its split.
     epoch: int  #: The epoch, counted from 1.
-    epochs: int  #: Epochs at most.
+    epochs: int  #: Maximum number of epochs.
     loss: float  #: Training loss of the epoch.
     train_metric: float  #: Metric on the training part.
     valid_metric: float  #: On validation.
@@ -90,10 +90,10 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @contextmanager
 def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether Ctrl-C has been pressed; callbacks are closed at the end.
+    """Gives a function that tells whether Ctrl-C has been pressed; callbacks are closed at the end.
 
-    A signal can arrive in the middle of an optimiser step, but a run can only be resumed from between epochs. Outside
-    the main thread, where Python delivers no signals, the answer is always False.
+    A signal can arrive in the middle of an optimiser step, but a run can only be resumed at the end of an epoch.
+    Outside the main thread, where Python delivers no signals, the answer is always False.
     """
     asked, listeners = False, tuple(callbacks)
 

@@ -28,11 +28,11 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
         if (found.index or 0) >= count:
             raise UserError(
                 f"device {str(device)!r} is not available: {count or 'no'} CUDA device{'' if count == 1 else 's'} "
-                f"found; take device='auto' or 'cpu'"
+                f"found; use device='auto' or 'cpu'"
             )
         return torch.device("cuda", found.index or 0)
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available; take device='auto' or 'cpu'")
+        raise UserError("device 'mps' is not available; use device='auto' or 'cpu'")
     return found
 
 
@@ -42,7 +42,7 @@ def precision(device: torch.device, name: str) -> torch.autocast:
 
 
 def describe(device: torch.device) -> str:
-    """The name of the device for people."""
+    """A human-readable name of the device."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return platform.processor() or platform.machine()

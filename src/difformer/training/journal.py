@@ -15,10 +15,8 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.errors import UserError
-from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig
-from difformer.training.early_stopping import improves, out_of_patience
-from difformer.training.metrics import ONE_PROCESS, Metric
+from difformer.training.metrics import Metric
 from difformer.training.record import Row, RunRecord
 
 PARTS = ("train", "valid", "test")
@@ -63,91 +61,6 @@ def divergence(rows: Sequence[Row], broken: int, config: TrainConfig) -> NonFini
 def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
     """Indices and targets of training, validation and test part, on a device."""
     return {name: (index.to(device), task.y[index].to(device)) for name, index in split.parts().items()}
-
-
-class Journal:
-    """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation.
-
-    `ranks` and `spread` are those of `difformer.training.loop.Trainer`.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        split: Split,
-        config: TrainConfig,
-        seed: int,
-        device: torch.device,
-        *,
-        metric: Metric,
-        ranks: Any,
-        spread: bool,
-    ) -> None:
-        self.split, self.config, self.seed, self.metric = split, config, seed, metric
-        # Metrics are counted in double precision, which Apple's GPUs do not have.
-        self.place = torch.device("cpu") if device.type == "mps" else device
-        self.parts = parts_of(task, split, self.place)
-        self.losses_of, self.rows_of = ranks, ranks if spread else ONE_PROCESS
-        self.chooses = metric.check(self.parts["valid"][1], task.num_outputs, self.rows_of)
-        self.best_epoch = 0
-        self.best = NOTHING
-        self.history: list[Row] = []
-        self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
-
-    def measure(self, epoch: int, outputs: Tensor) -> Measured:
-        """The metric of an epoch's outputs on every part, NaN on an empty one."""
-        outputs = outputs.float().to(self.place)
-        values, finite = [], []
-        for index, targets in self.parts.values():
-            chosen = outputs[index]
-            finite.append(chosen.isfinite().all())
-            values.append(self.rows_of.score(self.metric, chosen, targets))
-        # One transfer for everything: the device is waited for once.
-        numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
-        if self.rows_of.any(not all(numbers[len(PARTS) :])):
-            error = divergence(self._new_rows(epoch), epoch, self.config)
-            assert error is not None
-            raise error
-        return dict(zip(PARTS, numbers, strict=False))
-
-    def _new_rows(self, epoch: int) -> list[Row]:
-        """Rows of the pending losses, the last of which is that of `epoch`; ranks hold a share of each loss."""
-        if not self.pending:
-            return []
-        losses = self.losses_of.sum_(torch.stack(self.pending).to(self.place).double(), "metrics").tolist()
-        return [{"epoch": number, "loss": loss} for number, loss in enumerate(losses, epoch - len(losses) + 1)]
-
-    def judge(self, epoch: int, measured: Measured) -> bool:
-        """Whether the epoch is the best so far; without a validation part the last one is."""
-        if self.chooses and not improves(measured["valid"], self.best["valid"], self.metric.higher_is_better):
-            return False
-        self.best_epoch, self.best = epoch, measured
-        return True
-
-    def out_of_patience(self, epoch: int) -> bool:
-        """Whether to stop after an epoch, if it was evaluated."""
-        evaluated = epoch % self.config.eval_every == 0
-        return evaluated and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
-
-    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        """Makes the missing rows up to `epoch`, the last of them with what was measured."""
-        if not (rows := self._new_rows(epoch)):
-            return []
-        if (error := divergence(rows, 0, self.config)) is not None:
-            raise error
-        rows[-1] |= (measured or {}) | {"seconds": round(seconds, 4)}
-        self.pending.clear()
-        self.history.extend(rows)
-        return rows
-
-    def event(self, epoch: int, seconds: float, measured: Measured) -> EpochEvent:
-        """The epoch as an event for callbacks."""
-        numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, self.best["valid"], self.best["test"]]
-        return EpochEvent(self.seed, self.split.name, epoch, self.config.epochs, self.history[-1]["loss"], *numbers)
-
-    def record(self, **more: Any) -> RunRecord:
-        """The run as a record."""
-        return record_of(self.seed, self.split, self.metric, self.best_epoch, self.best, self.history, **more)
 
 
 def record_of(

@@ -1,4 +1,4 @@
-"""The run folder: everything of a run in one place, whole at any moment.
+"""The run folder: everything of a run in one place, consistent at any moment.
 
     config.toml          what was asked for, complete: model, training, data, seeds, versions, device
     preprocessing.json   how raw columns became features, for tables with more than numbers
@@ -12,7 +12,7 @@
       result.json          best epoch and its metrics; written last, so a seed that has it is done
       checkpoint.safetensors  where to resume, while it is not
 
-Every file is written beside its place and renamed into it; the folder appears with its configuration already inside.
+Every file is written under a temporary name, then renamed; the folder appears with its configuration already inside.
 A folder may come from elsewhere: links that lead out of it, weights and predictions that are not those of their seed,
 and files that do not have the expected form are refused. Nothing is pickled.
 """
@@ -112,7 +112,7 @@ class TaskSource:
         return from_files(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``config.toml`` has it, every option that was left out at its default."""
+        """As in ``config.toml``: every option that was left out has its default."""
         if self.name is not None:
             defaults = dataset_options(self.name)
         else:
@@ -126,11 +126,11 @@ class TaskSource:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a folder that is there already and not empty."""
+    """Refuses a folder that already exists and is not empty."""
     with writing(path):
         taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if taken:
-        what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
+        what = "already holds a run" if (path / CONFIG).exists() else "already exists and is not empty"
         advice = f"Choose another folder, or resume the run: difformer fit --resume {path}"
         raise RunFolderError(f"{path} {what}; nothing was changed. {advice}")
 
@@ -147,9 +147,9 @@ def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Pat
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk; make one with `create` or `open`.
+    """A run on disk, from `create` or `open`.
 
-    What cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
+    Whatever cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
     """
 
     path: Path  #: The folder.
@@ -157,7 +157,7 @@ class RunFolder:
     seeds: tuple[int, ...]  #: One run per seed; seed s uses split s modulo the number of splits.
     stacked: bool  #: Whether the runs are trained as one.
     source: TaskSource | None  #: Where the task comes from; None for a task object.
-    about: Mapping[str, Any]  #: The whole of ``config.toml``.
+    about: Mapping[str, Any]  #: The content of ``config.toml``.
 
     @staticmethod
     def create(
@@ -214,11 +214,11 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
-        """A run folder that is there."""
+        """Opens an existing run folder."""
         path = Path(path)
         if not (path / CONFIG).is_file():
-            what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
-            raise RunFolderError(f"{path} {what}; `difformer fit` makes run folders")
+            what = "has no config.toml, so it is not a run folder" if path.is_dir() else "does not exist"
+            raise RunFolderError(f"{path} {what}; `difformer fit` creates run folders")
         for file in (*path.iterdir(), *path.glob("seed-*/*")):
             if file.is_symlink() and file.name != files.LOCK:  # locking has a message of its own
                 within(path, file)
@@ -312,7 +312,7 @@ class RunFolder:
             yield
 
     def rows(self) -> list[Row]:
-        """Every whole line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
+        """Every complete line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
         path, found = self.file(None, METRICS), []
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:
@@ -353,7 +353,7 @@ class RunFolder:
 
     @contextmanager
     def resuming(self, seed: int | None) -> Iterator[None]:
-        """An error of the checkpoint gets its path, and what to do."""
+        """Adds the path and a remedy to errors about a checkpoint."""
         try:
             yield
         except CheckpointError as error:

@@ -132,7 +132,7 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
     batches = task.kind == "nodes" and (config.batch_size or task.num_nodes) < task.num_nodes
     reasons = {
         "the model is not one that can be stacked": not find(config.model).stackable,
-        "an adaptive solver takes as many steps as one run needs": config.options.get("method") == "dopri5",
+        "an adaptive solver takes a different number of steps for each run": config.options.get("method") == "dopri5",
         "batches of graphs differ from seed to seed": task.kind == "graphs",
         "mini-batches differ from seed to seed": batches,
         "runs on a series must share their split": task.kind == "series" and len(set(splits)) > 1,
