@@ -446,7 +446,7 @@ def test_an_interrupted_stack_in_halves_is_trained_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StackTrainer, "run", short_of_memory)
     told = interrupted(tmp_path / "run", settings, 3)
-    assert "the results so far were saved, but seeds that are not finished have no checkpoint and start again" in told
+    assert f"unfinished seeds have no checkpoint and start again on resuming {tmp_path / 'run'}" in told
     assert not (tmp_path / "run/stack.safetensors").exists()
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
     fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)

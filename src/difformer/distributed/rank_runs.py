@@ -43,6 +43,8 @@ from difformer.training.run_folder import RunFolder, TaskSource
 
 ABOUT = "distributed.json"
 ONCE = ("plan", "results")
+Work = Callable[[], object]
+OneSeed = Callable[..., RunRecord]
 MOST_CELLS = 2**27  # outputs and labels with more numbers are not gathered on rank 0
 
 
@@ -72,8 +74,7 @@ def fit_seeds(
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
     check = partial(check_together, task, config, tuple(seeds))
-    about: dict[str, Any] = {"source": source, "preset": preset}
-    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, **about)
+    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, source=source, preset=preset)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
@@ -95,35 +96,24 @@ def fit_seeds(
 
 
 def _folder(
-    ranks: Ranks,
-    task: Any,
-    config: TrainConfig,
-    check: Callable[[], object],
-    *,
-    seeds: Sequence[int],
-    out: str | Path,
-    resume: bool = False,
-    partition: str | None = None,
-    **about: Any,
+    ranks: Ranks, task: Any, config: TrainConfig, check: Work, *, out: str | Path, resume: bool = False, **about: Any
 ) -> RunFolder:
     """The run folder: an existing one if it holds the same run to resume, otherwise a new one made by rank 0."""
-    facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
+    facts = {"data fingerprint": task.fingerprint(), "partition": about.pop("partition", None)}
+    about["seeds"] = seeds = tuple(about["seeds"])
     ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
 
     def make() -> RunFolder:
         check()
         if not (resume and Path(out).exists()):
-            return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, **about)
+            return RunFolder.create(out, task, config, device=ranks.device, **about)
         folder = RunFolder.open(out)
         if folder.stacked:
             raise RunFolderError(f"{out} was trained with all seeds stacked; resume it in one process")
-        folder.check_same(task, config, tuple(seeds))
+        folder.check_same(task, config, seeds)
         return folder
 
     return ranks.first_does(make)
-
-
-OneSeed = Callable[..., RunRecord]
 
 
 def _train(
@@ -131,7 +121,7 @@ def _train(
     ranks: Ranks,
     callbacks: Iterable[Callback],
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
-    finish: Callable[[], object] = lambda: None,
+    finish: Work = lambda: None,
 ) -> Summary:
     """Trains the unfinished seeds; rank 0 locks the folder, calls callbacks and, at the end, `finish`.
 

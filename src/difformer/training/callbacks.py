@@ -81,11 +81,9 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
         self.summary, self.folder, self.again = summary, folder, again
-        saved = f"the state was saved, resume it from {folder}"
-        if again:
-            unsaved = "seeds that are not finished have no checkpoint and start again from their first epoch"
-            saved = f"the results so far were saved, but {unsaved}; resume {folder}"
-        super().__init__("training was interrupted" + (f"; {saved}" if folder else ""))
+        unsaved = "the results so far were saved; unfinished seeds have no checkpoint and start again on resuming"
+        saved = f"; {unsaved if again else 'the state was saved, resume it from'} {folder}" if folder else ""
+        super().__init__(f"training was interrupted{saved}")
 
 
 @contextmanager

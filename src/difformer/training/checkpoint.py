@@ -85,9 +85,9 @@ def newer_format(written: int, known: int) -> str:
 
 def same_shapes(found: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of a snapshot, after a check that they have the names and shapes of the `expected` ones."""
-    shapes, known = ({name: value.shape for name, value in each.items()} for each in (found, expected))
-    if wrong := [name for name in known | shapes if known.get(name) != shapes.get(name)]:
-        raise UserError(f"{wrong[0]} has another shape, or only one of them has it")
+    for name in {**expected, **found}:
+        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+            raise UserError(f"{name} is missing, unknown or of another shape")
     return found
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from difformer.errors import UserError, did_you_mean
 
-PRECISIONS = ("float32", "bf16")
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -86,7 +85,7 @@ class TrainConfig:
     metric: str = _setting("auto", "a name", bool)
     readout: str = _choice("mean", "sum", "max")
     graph: str = _setting("given", "a name", bool)
-    precision: str = _choice(*PRECISIONS)
+    precision: str = _choice("float32", "bf16")
     checkpoint_every: int | None = _count(None)
     checkpoint_seconds: float = _setting(10.0, "a number of at least 0", lambda v: v >= 0)
 

@@ -1,7 +1,4 @@
-"""What was measured, epoch by epoch, and the best epoch: the earliest one with the best validation score.
-
-`Journal` is for one run; runs trained as one have `difformer.training.stack.StackJournal`.
-"""
+"""What the journals of one run (`difformer.training.loop`) and of runs trained as one (`…training.stack`) share."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedE
 from difformer.training.devices import precision, resolve
 from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import NOTHING, PARTS, Measured, divergence, parts_of, record_of
+from difformer.training.journal import NOTHING, PARTS, Measured, NonFiniteLossError, divergence, parts_of, record_of
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -90,7 +90,7 @@ def train(
 
 
 class Journal:
-    """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
+    """Losses, metrics and the best epoch of one run: the earliest with the best validation score by `metric`."""
 
     def __init__(self, trainer: Trainer, metric: Metric) -> None:
         self.metric, self.split, self.config, self.seed = metric, trainer.split, trainer.config, trainer.seed
@@ -115,9 +115,7 @@ class Journal:
         # One transfer for everything: the device is waited for once.
         numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
         if self.rows_of.any(not all(numbers[len(PARTS) :])):
-            error = divergence(self._new_rows(epoch), epoch, self.config)
-            assert error is not None
-            raise error
+            raise divergence(self._new_rows(epoch), epoch, self.config) or NonFiniteLossError(epoch, None, self.config)
         return dict(zip(PARTS, numbers, strict=False))
 
     def _new_rows(self, epoch: int) -> list[Row]:
@@ -134,11 +132,6 @@ class Journal:
         self.best_epoch, self.best = epoch, measured
         return True
 
-    def out_of_patience(self, epoch: int) -> bool:
-        """Whether to stop after an epoch, if it was evaluated."""
-        evaluated = epoch % self.config.eval_every == 0
-        return evaluated and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
-
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         """Adds the missing rows up to `epoch`; the last one holds the measurements."""
         if not (rows := self._new_rows(epoch)):
@@ -154,10 +147,6 @@ class Journal:
         """The epoch as an event for callbacks."""
         numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, self.best["valid"], self.best["test"]]
         return EpochEvent(self.seed, self.split.name, epoch, self.config.epochs, self.history[-1]["loss"], *numbers)
-
-    def record(self, **more: Any) -> RunRecord:
-        """The run as a record."""
-        return record_of(self.seed, self.split, self.metric, self.best_epoch, self.best, self.history, **more)
 
 
 class Trainer:
@@ -218,7 +207,7 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
-        due, one_pass = Due(self.config), self.one_pass
+        checkpoint, one_pass = Due(self.config), self.one_pass
 
         def write(measured: dict[str, float] | None = None) -> None:
             self.seconds = time.perf_counter() - started
@@ -229,8 +218,9 @@ class Trainer:
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
             last = self.epoch >= self.config.epochs
+            due = last or self.epoch % self.config.eval_every == 0
             outputs = self._forward_whole() if one_pass and not last else None
-            if journal.pending and (last or self.epoch % self.config.eval_every == 0):
+            if journal.pending and due:
                 found = self.evaluate() if outputs is None else outputs.detach()
                 measured = journal.measure(self.epoch, found)
                 if self.optimizer is None:  # nothing was trained, so no loss is known yet
@@ -242,16 +232,16 @@ class Trainer:
                 write(measured)
                 for callback in callbacks:
                     callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
-            if last or journal.out_of_patience(self.epoch):
+            if last or (due and out_of_patience(self.epoch, journal.best_epoch, self.config.patience)):
                 status: Status = "finished" if last else "stopped early"
                 break
             # Of several ranks only the first saves, so that its clock decides for all.
             stopping = self.ranks.any(stop is not None and stop())
-            if self.epoch and (stopping or self.ranks.any(save is not None and due(self.epoch))):
+            if self.epoch and (stopping or self.ranks.any(save is not None and checkpoint(self.epoch))):
                 write()
                 if save is not None:
                     save(self.snapshot())
-                due.done()
+                checkpoint.done()
             if stopping:
                 status = "interrupted"
                 break
@@ -263,7 +253,9 @@ class Trainer:
         notes = list(self.notes)
         if self.ranks is ONE_PROCESS:  # a rank may see only its own rows
             notes += warning_signs(self.task, self.split, found, journal.metric.name)
-        return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=tuple(notes))
+        more: dict[str, Any] = {"state": state, "outputs": found, "status": status, "notes": tuple(notes)}
+        best = (journal.best_epoch, journal.best, journal.history)
+        return record_of(self.seed, self.split, journal.metric, *best, seconds=self.seconds, **more)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
         """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""
@@ -341,11 +333,10 @@ class Trainer:
             for name, value in same_shapes(snapshot.part("best"), self.best_state).items():
                 self.best_state[name].copy_(value)
             if self.optimizer is not None:
-                moments = {}
-                for i, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
+                moments, step = {}, torch.zeros(())
+                for i, p in enumerate(self.optimizer.param_groups[0]["params"]):
                     if found := snapshot.part(f"optimizer.{i}"):  # none before its first gradient
-                        expected = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
-                        moments[i] = same_shapes(found, expected)
+                        moments[i] = same_shapes(found, {"step": step, "exp_avg": p, "exp_avg_sq": p})
                 groups = self.optimizer.state_dict()["param_groups"]
                 self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if facts["device"] == self.device.type:

@@ -26,16 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from difformer.data import Task
 from difformer.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from difformer.data import Task
-    from difformer.training.config import TrainConfig
+from difformer.training.config import TrainConfig
 
 ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 MB
 
@@ -144,18 +142,14 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Every column of a multi-label target counts in the mean; of single labels, those that occur as target or prediction.
     """
-    classes = outputs.shape[-1]
-    if targets.is_floating_point():
-        known = ~targets.isnan()
-        predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
-        over = tuple(range(targets.dim() - 1))
-        hits = (predicted & actual).sum(over)
-        return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.ones_like(hits)]).double()
-    known = targets.reshape(-1) >= 0
-    predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    counted = (actual[predicted == actual], predicted, actual)
-    counts = [torch.bincount(which, minlength=classes) for which in counted]
-    return torch.stack([*counts, torch.zeros_like(counts[0])]).double()
+    several = targets.is_floating_point()  # one column per class
+    known = ~targets.isnan() if several else (targets >= 0).unsqueeze(-1)
+    classes = torch.arange(outputs.shape[-1], device=outputs.device)
+    predicted = (outputs > 0 if several else outputs.argmax(-1, keepdim=True) == classes) & known
+    actual = (targets > 0.5 if several else targets.unsqueeze(-1) == classes) & known
+    over = tuple(range(actual.dim() - 1))
+    hits = (predicted & actual).sum(over)
+    return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.full_like(hits, several)]).double()
 
 
 def _f1_macro(counts: Tensor) -> Tensor:

@@ -61,8 +61,7 @@ class StackedAdam:
     def step(self, gradient: Tensor, learning_rate: Tensor, used: Tensor | None = None) -> None:
         """One step along ``gradient [runs, P]``, which may be overwritten, with rates ``[runs]``.
 
-        ``used [P]`` is one for parameters with a gradient and zero for the others, which do not decay; None if all
-        have one.
+        ``used [P]`` is one for parameters with a gradient, zero for others, which do not decay; None if all have one.
         """
         rate, decay = learning_rate.unsqueeze(1), self.weight_decay if used is None else self.weight_decay * used
         self.steps += 1

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,8 @@ def check_free(path: Path) -> None:
 def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
     """A folder that does not exist yet, named after data set, model and time: ``runs/cora-mlp-20250131-235959``."""
     stem = f"{task_name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = Path(parent) / stem, 1
-    while path.exists():
-        number += 1
-        path = Path(parent) / f"{stem}-{number}"
-    return path
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(path for name in names if not (path := Path(parent) / name).exists())
 
 
 @dataclass(frozen=True)

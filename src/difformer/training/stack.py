@@ -51,7 +51,7 @@ FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
 LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two checks whether all runs have stopped
 Tensors = Mapping[str, Tensor]
-LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
+LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches
 
 
 def train_stacked(

@@ -464,17 +464,13 @@ def without_test(task: Task, runs: int | None = None) -> Task:
 
     An evaluation computes the outputs of all graphs. They do not see each other, so the others keep theirs.
     """
-    none = torch.empty(0, dtype=torch.long)
-    splits = [dataclasses.replace(split, test=none) for split in task.splits[:runs]]
+    splits = [dataclasses.replace(split, test=split.test[:0]) for split in task.splits[:runs]]
     if task.kind != "graphs":
         return task.with_splits(splits)
     used = torch.cat([part for split in splits for part in split.parts().values()]).unique()
     found, names = GraphBatches(task, batch_size=1).batch(used), task.instance_names
-    return dataclasses.replace(
-        task,
-        **{name: getattr(found, name) for name in ("x", "y", "edge_index", "edge_weight", "node_ptr")},
-        instance_names=tuple(names[graph] for graph in used.tolist()) if names else (),
-        splits=tuple(
-            Split(split.name, *(torch.searchsorted(used, part) for part in split.parts().values())) for split in splits
-        ),
-    )
+    facts: dict[str, Any] = {n: getattr(found, n) for n in ("x", "y", "edge_index", "edge_weight", "node_ptr")}
+    facts["instance_names"] = tuple(names[graph] for graph in used.tolist()) if names else ()
+    parts = ([torch.searchsorted(used, part) for part in split.parts().values()] for split in splits)
+    facts["splits"] = tuple(Split(split.name, *own) for split, own in zip(splits, parts, strict=True))
+    return dataclasses.replace(task, **facts)
