@@ -192,7 +192,7 @@ def test_ranks_started_on_different_data_or_settings_are_refused(groups, tmp_pat
     answers = groups(2)(train_unlike, how, task, tmp_path / "parts", tmp_path / "run", setting())
     assert answers[0] == answers[1]
     for said in answers[0]:
-        assert said.startswith("the ranks were not started alike: ")
+        assert said.startswith("the ranks were started differently: ")
         assert all(part in said for part in UNLIKE[how]), said
     assert not (tmp_path / "run").exists()
 
@@ -208,7 +208,7 @@ def test_ranks_on_two_cuts_of_the_same_data_are_refused(groups, tmp_path):
 
 def test_ranks_of_different_versions_are_refused(groups):
     for said in groups(2)(compare_versions):
-        assert said.startswith("UserError: the ranks were not started alike: version of difformer is 0.1 on rank 0 and")
+        assert said.startswith("UserError: the ranks were started differently: version of difformer is 0.1 on rank 0")
         assert "torch" not in said
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from safetensors import safe_open
@@ -31,6 +32,7 @@ from difformer.training import (
     predict,
     resume,
 )
+from difformer.training.checkpoint import Snapshot
 
 CONFIG = TrainConfig(options={"hidden_channels": 4}, epochs=3)
 
@@ -353,7 +355,7 @@ def test_a_checkpoint_that_was_changed_is_noticed(tmp_path, stacked, name):
     changed = {key: value.clone() for key, value in tensors.items()}
     next(value for value in changed.values() if value.is_floating_point() and value.dim()).view(-1)[0] += 1
     save_file(changed, path, metadata)
-    with pytest.raises(RunFolderError, match="damaged: its content is not what was written; delete it to train"):
+    with pytest.raises(RunFolderError, match="damaged: its content does not match its hash; delete it to train"):
         resume(tmp_path / "run", task=blocks(), device="cpu")
     without = {key: value for key, value in metadata.items() if key != "hash"}
     save_file(tensors, path, without)
@@ -362,7 +364,14 @@ def test_a_checkpoint_that_was_changed_is_noticed(tmp_path, stacked, name):
     save_file(tensors, path, {**metadata, "difformer": metadata["difformer"].replace('"format": 1', '"format": "x"')})
     with pytest.raises(RunFolderError, match="not a checkpoint of a training run"):
         resume(tmp_path / "run", task=blocks(), device="cpu")
-    save_file(tensors, path, metadata)
+    snapshot = Snapshot(tensors, json.loads(metadata["difformer"]))
+    moments = [key for key in tensors if "exp_avg" in key or key == "optimizer.mean"]
+    assert moments
+    for key in moments:
+        replace(snapshot, tensors={**tensors, key: tensors[key][:1]}).write(path)
+        with pytest.raises(RunFolderError, match=f"{re.escape(name)}: the checkpoint is of another model.*delete it"):
+            resume(tmp_path / "run", task=blocks(), device="cpu")
+    snapshot.write(path)
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
 
 

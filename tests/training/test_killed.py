@@ -158,7 +158,7 @@ def test_control_c_saves_the_results_so_far(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "what there is was saved, continue with resume" in out
+    assert "the state was saved, resume it from" in out
     epochs = int(out.split()[-1])
     found = plain(run)
     assert found["seed-0/result.json"]["status"] == "interrupted"

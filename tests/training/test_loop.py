@@ -183,6 +183,30 @@ def test_training_in_threads_gives_the_results_of_training_alone(stacked):
         assert torch.equal(one.outputs, other.outputs)
 
 
+def test_a_run_inside_a_callback_does_not_change_the_outer_run(monkeypatch):
+    """Of a model that draws from the global generator, too: every exit restores it, not only the last one."""
+    monkeypatch.setattr("difformer.training.model.build_model", lambda task, settings, seed: Noisy(5, 8, 3))
+
+    class Nested:
+        def on_epoch(self, event):
+            if event.seed == 0:
+                train_one(blocks(), 0, config(epochs=2), 1, "cpu", callbacks=[self])
+
+    alone = train_one(blocks(), 0, config(), 0, "cpu")
+    assert curves(train_one(blocks(), 0, config(), 0, "cpu", callbacks=[Nested()])) == curves(alone)
+
+
+def test_every_exit_of_nested_generators_restores_the_state_of_its_entry():
+    before = torch.get_rng_state()
+    with isolated_rng(CPU, 1):
+        torch.rand(3)
+        outer = torch.get_rng_state()
+        with isolated_rng(CPU, 2):
+            torch.rand(3)
+        assert torch.equal(torch.get_rng_state(), outer)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_model_is_initialised_from_the_private_generator(name, monkeypatch):
     task = {"nodes": blocks(), "series": series(), "graphs": point_sets()}[MODELS[name].kinds[0]]
@@ -401,7 +425,7 @@ def test_patience_restarts_at_every_better_epoch(monkeypatch):
     def measure(self, epoch, outputs):
         return {"train": 0.0, "valid": next(validation), "test": 0.0}
 
-    monkeypatch.setattr("difformer.training.journal.Journal.measure", measure)
+    monkeypatch.setattr("difformer.training.loop.Journal.measure", measure)
     record = train_one(blocks(), 0, config(epochs=9, patience=3), device="cpu")
     assert record.status == "stopped early"
     assert (record.best_epoch, record.epochs) == (5, 8)
@@ -410,7 +434,7 @@ def test_patience_restarts_at_every_better_epoch(monkeypatch):
 def test_patience_is_counted_at_evaluated_epochs(monkeypatch):
     """Between two evaluations nothing is known, so a run does not stop there."""
     monkeypatch.setattr(
-        "difformer.training.journal.Journal.measure",
+        "difformer.training.loop.Journal.measure",
         lambda self, epoch, outputs: {"train": 0.0, "valid": 0.5, "test": 0.0},
     )
     record = train_one(blocks(), 0, config(epochs=20, eval_every=4, patience=2), device="cpu")
@@ -492,7 +516,7 @@ def test_learning_rate_follows_the_schedule(schedule, warmup, expected):
         (blocks(), {"options": {"hiden": 1}}, "no option 'hiden'"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(task, settings, complaint):
+def test_incompatible_arguments_are_refused(task, settings, complaint):
     settings = {"options": {}} | settings
     with pytest.raises(ValueError, match=complaint):
         train_one(task, 0, TrainConfig(**settings), device="cpu")
@@ -531,7 +555,7 @@ def test_gradients_of_a_series_do_not_depend_on_how_many_snapshots_go_together()
 
 
 @pytest.mark.parametrize("make", [blocks, series, point_sets])
-def test_graphs_left_out_and_neighbour_graphs(make):
+def test_graph_none_and_graph_knn(make):
     task = make()
     without = trainer_of(task, config(graph="none"))
     assert all(inputs.graph is None for inputs in without.feed.passes())

@@ -133,7 +133,7 @@ def test_shapes_that_would_broadcast_are_refused():
 def test_unknown_and_unfitting_metrics_are_named():
     with pytest.raises(ValueError, match="did you mean accuracy"):
         find_metric("acuracy")
-    with pytest.raises(ValueError, match="'mse' cannot measure a multiclass task; take one of accuracy, rocauc"):
+    with pytest.raises(ValueError, match="'mse' cannot measure a multiclass task; use one of accuracy, rocauc"):
         find_metric("mse", "multiclass")
 
 

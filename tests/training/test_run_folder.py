@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     return path, fit(blocks(), CONFIG, seeds=3, out=path, device="cpu", stacked=False)
 
 
-def test_a_folder_holds_everything(run):
+def test_run_folder_contains_all_files(run):
     path, summary = run
     assert {file.name for file in path.iterdir()} == {
         ".lock", "config.toml", "metrics.jsonl", "summary.json", "seed-0", "seed-1", "seed-2",
@@ -103,9 +103,9 @@ def test_an_existing_folder_is_never_overwritten(run, tmp_path):
         fit(blocks(), CONFIG, seeds=1, out=run[0], device="cpu")
     assert {file: file.read_bytes() for file in run[0].rglob("*") if file.is_file()} == before
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(RunFolderError, match="already there and not empty"):
+    with pytest.raises(RunFolderError, match="already exists and is not empty"):
         fit(blocks(), CONFIG, seeds=1, out=tmp_path, device="cpu")
-    with pytest.raises(RunFolderError, match="already there"):
+    with pytest.raises(RunFolderError, match="already exists"):
         fit(blocks(), CONFIG, seeds=1, out=tmp_path / "mine.txt", device="cpu")
     with pytest.raises(RunFolderError, match="a part of the path is a file"):
         fit(blocks(), CONFIG, seeds=1, out=tmp_path / "mine.txt" / "run", device="cpu")
@@ -126,7 +126,7 @@ def test_resuming_another_run_is_refused(run, tmp_path):
         fit(blocks(seed=1), CONFIG, seeds=3, out=run[0], device="cpu", resume=True)
     with pytest.raises(RunFolderError, match="trained on a task object; pass that task again"):
         resume(run[0])
-    with pytest.raises(RunFolderError, match="is not there; `difformer fit` makes run folders"):
+    with pytest.raises(RunFolderError, match="does not exist; `difformer fit` creates run folders"):
         resume(tmp_path / "nowhere")
     with pytest.raises(RunFolderError, match=r"has no config\.toml"):
         resume(tmp_path)
@@ -134,7 +134,7 @@ def test_resuming_another_run_is_refused(run, tmp_path):
         fit(blocks(), CONFIG, resume=True)
 
 
-def test_a_finished_run_resumes_to_itself(run):
+def test_resuming_a_finished_run_changes_nothing(run):
     path, summary = run
     before = (path / "seed-0" / "model.safetensors").read_bytes()
     again = fit(blocks(), CONFIG, seeds=3, out=path, device="cpu", resume=True)
@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_leaves_a_folder(tmp_path):
     assert RunFolder.open(tmp_path / "run").results() == ()
 
 
-def test_what_a_file_cannot_hold_is_refused_before_anything_is_made(tmp_path):
+def test_unserialisable_config_is_refused_before_a_folder_is_created(tmp_path):
     from difformer.diffusion import Diffusivity
 
     own = Diffusivity("own", f=lambda u: 1 - u / 8, delta=lambda u: u - u**2 / 16)

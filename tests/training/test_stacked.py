@@ -9,13 +9,15 @@ import pytest
 import torch
 from small_tasks import StackedSetting, blocks, many_labels, point_sets, runs_of, series, train_stacked
 
+import difformer
+from difformer import zoo
+from difformer.errors import UserError
 from difformer.training import NonFiniteLossError, RunFolderError, TrainConfig, fit, resume, train_one
 from difformer.training import stack as stacked_module
 from difformer.training.checkpoint import Snapshot
 from difformer.training.devices import saved_bytes
-from difformer.training.journal import StackJournal
 from difformer.training.optimizer import StackedAdam, clip_gradients
-from difformer.training.stack import StackTrainer, apart, faster, unstackable
+from difformer.training.stack import StackJournal, StackTrainer, apart, faster, unstackable
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -225,17 +227,41 @@ def test_stacked_adam_is_torchs_adam_on_every_row(decoupled):
     start, gradients = torch.randn(3, 7, generator=g), torch.randn(20, 3, 7, generator=g)
     rates, decays = torch.tensor([0.1, 0.01, 0.03]), torch.tensor([0.0, 0.5, 0.01])
     stack = start.clone()
+    used = torch.tensor([1.0] * 5 + [0.0] * 2)  # the last two never have a gradient
     adam = StackedAdam(stack, decays, decoupled=decoupled)
     for gradient in gradients:
-        adam.step(gradient.clone(), rates)
+        adam.step(gradient * used, rates, used)
     for row in range(3):
-        alone = start[row].clone().requires_grad_()
+        trained, unused = start[row, :5].clone().requires_grad_(), start[row, 5:].clone().requires_grad_()
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-        optimizer = kind([alone], lr=float(rates[row]), weight_decay=float(decays[row]))
+        optimizer = kind([trained, unused], lr=float(rates[row]), weight_decay=float(decays[row]))
         for gradient in gradients:
-            alone.grad = gradient[row].clone()
+            trained.grad = gradient[row, :5].clone()
             optimizer.step()
-        torch.testing.assert_close(stack[row], alone.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stack[row], torch.cat([trained, unused]).detach(), rtol=1e-5, atol=1e-6)
+
+
+class PartlyUsed(torch.nn.Module):
+    """A linear map; the second one never has a gradient, so weight decay must not reach it either."""
+
+    def __init__(self, in_channels, hidden_channels, out_channels):
+        super().__init__()
+        self.map, self.unused = torch.nn.Linear(in_channels, out_channels), torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.map(x)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_parameters_without_a_gradient_do_not_decay(decoupled, monkeypatch):
+    monkeypatch.setattr(zoo.model_registry, "_registered", {})
+    monkeypatch.setattr(zoo.model_registry, "MODELS", dict(zoo.MODELS))
+    difformer.register_model("partly-used", PartlyUsed, kinds=("nodes", "series"), stackable=True)
+    settings = [StackedSetting(seed=0, learning_rate=0.01), StackedSetting(seed=1, learning_rate=0.1)]
+    config = TrainConfig(model="partly-used", epochs=3, weight_decay=0.5, decoupled=decoupled)
+    assert_each_equals_its_own(blocks(), settings, config)
+    for steps in ("epoch", "snapshot"):
+        assert_each_equals_its_own(series(), settings, config.replace(steps_per_epoch=steps, batch_size=2))
 
 
 def test_gradients_are_clipped_row_by_row():
@@ -293,6 +319,9 @@ def test_what_cannot_be_stacked_says_why():
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match=r"graph_weight is None in one of them and 0\.5 in another"):
         train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
+    for split in (7, -1):
+        with pytest.raises(UserError, match=f"split {split} of a run: task 'blocks' has 2 splits"):
+            train_stacked(blocks(), [StackedSetting(), StackedSetting(split=split)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
         train_stacked(blocks(), [StackedSetting(step_size=0.5)], TrainConfig(model="mlp"), "cpu")
     assert train_stacked(blocks(), [], config, "cpu") == []
@@ -363,7 +392,7 @@ def test_an_interrupted_stack_is_resumed_to_the_same_bits(tmp_path, changes, dro
     ).replace(**changes)
     fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)
     told = interrupted(tmp_path / "run", settings, 6)
-    assert "what there is was saved" in told
+    assert f"the state was saved, resume it from {tmp_path / 'run'}" in told
     assert (tmp_path / "run/stack.safetensors").is_file()
     seen = []
 
@@ -416,7 +445,8 @@ def test_an_interrupted_stack_in_halves_is_trained_again(tmp_path, monkeypatch):
         return train(self, *given)
 
     monkeypatch.setattr(StackTrainer, "run", short_of_memory)
-    interrupted(tmp_path / "run", settings, 3)
+    told = interrupted(tmp_path / "run", settings, 3)
+    assert f"unfinished seeds have no checkpoint and start again on resuming {tmp_path / 'run'}" in told
     assert not (tmp_path / "run/stack.safetensors").exists()
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
     fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)

@@ -17,8 +17,7 @@ from difformer.data.registry import load
 from difformer.errors import UserError
 from difformer.files import only_one
 from difformer.training.config import TrainConfig, make_config
-from difformer.training.journal import Journal
-from difformer.training.loop import train_one
+from difformer.training.loop import Journal, train_one
 from difformer.training.spaces import Space, default_space, load_spaces
 from difformer.training.study import Question, read_trials, tune
 from difformer.zoo import options_of

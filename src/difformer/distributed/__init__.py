@@ -11,6 +11,7 @@ in a program that torchrun starts:
 Nothing is imported before it is asked for: whether this process is one of several is known without torch.
 """
 
+# ruff: noqa: I001 (one import per module)
 from __future__ import annotations
 
 import os
@@ -19,14 +20,10 @@ from typing import TYPE_CHECKING
 from difformer._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from difformer.distributed.graph_partition import partition as partition
-    from difformer.distributed.graph_partition import quality as quality
-    from difformer.distributed.partition_folder import Partition as Partition
-    from difformer.distributed.partition_folder import write_partition as write_partition
-    from difformer.distributed.process_group import Ranks as Ranks
-    from difformer.distributed.process_group import join as join
-    from difformer.distributed.rank_runs import fit_seeds as fit_seeds
-    from difformer.distributed.rank_runs import fit_sharded as fit_sharded
+    from difformer.distributed.graph_partition import partition as partition, quality as quality
+    from difformer.distributed.partition_folder import Partition as Partition, write_partition as write_partition
+    from difformer.distributed.process_group import Ranks as Ranks, join as join
+    from difformer.distributed.rank_runs import fit_seeds as fit_seeds, fit_sharded as fit_sharded
     from difformer.distributed.rank_runs import resume_sharded as resume_sharded
     from difformer.distributed.watch import RankLostError as RankLostError
 

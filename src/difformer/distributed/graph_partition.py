@@ -14,8 +14,8 @@ Two ways to keep it small:
   as long as no part exceeds (1 + `SLACK`) N / P. Memory is that of the graph and one block.
 
 A part (`Part`) has the features, targets and incoming edges of its own nodes. They are numbered 0 … n - 1 in the order
-of their global numbers. An edge belongs to the part of its target; a source on another part is a *halo* row, known by
-that part's number and its row there.
+of their global numbers. An edge belongs to the part of its target; a source in another part is a *halo* row, identified
+by that part's number and its row there.
 """
 
 from __future__ import annotations

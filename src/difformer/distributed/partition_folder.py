@@ -4,7 +4,7 @@
     part-00000.safetensors, …      nodes, features, targets, splits and incoming edges of one part
 
 Every part carries the fingerprint of its partition and its own number, and every index is checked when a part is read.
-The folder appears with everything in it, or not at all. Nothing is pickled.
+The folder appears complete, or not at all. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from difformer.distributed.shard import Shard, assemble
 from difformer.errors import DataError, UserError
 from difformer.files import whole_folder
 from difformer.schema import check
+from difformer.training.checkpoint import newer_format
 
 FORMAT = 2
 MANIFEST = "partition.json"
@@ -227,7 +228,7 @@ class _Tensors:
             found = json.loads(self.found["names"].numpy().tobytes())
         except (ValueError, TypeError, RecursionError):
             found = None
-        self.check("names", isinstance(found, list) and len(found) == rows, f"is no list of {rows} names")
+        self.check("names", isinstance(found, list) and len(found) == rows, f"is not a list of {rows} names")
         return tuple(map(str, found))
 
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -264,11 +265,9 @@ class Partition:
             raise DataError("holds no partitioned task; `difformer partition` writes such folders", path=path)
         try:
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            if (version := about["format"]) != FORMAT:
-                advice = "whose parts carry no fingerprint; partition the task again"
-                if version > FORMAT:
-                    advice = f"this difformer reads up to {FORMAT}: upgrade difformer"
-                raise DataError(f"is in format {version}, {advice}", path=path)
+            older = "in format 1, whose parts carry no fingerprint; partition the task again"
+            if wrong := newer_format(about["format"], FORMAT) or older * (about["format"] < FORMAT):
+                raise DataError(f"is {wrong}", path=path)
             _check_manifest(about)
         except DataError:
             raise

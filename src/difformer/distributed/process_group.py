@@ -2,7 +2,7 @@ r"""Processes that train one model: how they find each other, and what they send
 
 `torchrun` starts P processes and tells each its rank by environment variables; `join` makes a group of them (gloo on a
 CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything is sent. It compares what the ranks were started
-with (`Ranks.agree`), counts bytes (`Traffic`) and, if another rank dies, says which (`difformer.distributed.watch`).
+with (`Ranks.agree`), counts bytes (`Traffic`) and, if another rank dies, names it (`difformer.distributed.watch`).
 
 Traffic is what one rank puts on the wire under the cheapest algorithm:
 
@@ -20,7 +20,7 @@ so that P = 1 sends nothing. Kinds:
 * ``plan``: what is exchanged once, before the first step;
 * ``results``: predictions, at the end.
 
-A sum over ranks differentiates. Each rank r holds a share of the loss, L = Σ_r L_r, and of a sum, S = Σ_r s_r. Every
+A sum over ranks is differentiable. Each rank r holds a share of the loss, L = Σ_r L_r, and of a sum, S = Σ_r s_r. Every
 rank uses S, so
 
 .. math::
@@ -99,7 +99,7 @@ class Exchange:
 
 @dataclass
 class Ranks:
-    """One process of a group.
+    """One process, and its connection to the others of its group.
 
     Args:
         rank: Its number, from 0.
@@ -200,7 +200,7 @@ class Ranks:
                 differences.append(f"{name} is {values[0]} on rank 0 and {values[rank]} on rank {rank}")
         if differences:
             advice = "Start every rank with the same command, data files and versions"
-            raise common(UserError(f"the ranks were not started alike: {'; '.join(differences)}. {advice}"))
+            raise common(UserError(f"the ranks were started differently: {'; '.join(differences)}. {advice}"))
 
     def wait_for_all(self) -> None:
         """Waits until every rank has reached this point."""

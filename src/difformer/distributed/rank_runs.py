@@ -2,8 +2,8 @@
 
 * `fit_seeds`: every rank holds the whole task and trains its own seeds; nothing is sent while it does. If there are
   fewer seeds than ranks and the task consists of graphs, all ranks share every batch instead.
-* `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. One file more,
-  ``distributed.json``, says which partition was trained on and what was sent.
+* `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. An additional
+  file, ``distributed.json``, records the partition and what was sent.
 
 Rank 0 creates, locks and summarises the folder. A run can be resumed by any number of ranks, or by one process. With
 ranks on several machines the folder must be on a file system that all of them see.
@@ -43,6 +43,8 @@ from difformer.training.run_folder import RunFolder, TaskSource
 
 ABOUT = "distributed.json"
 ONCE = ("plan", "results")
+Work = Callable[[], object]
+OneSeed = Callable[..., RunRecord]
 MOST_CELLS = 2**27  # outputs and labels with more numbers are not gathered on rank 0
 
 
@@ -72,8 +74,7 @@ def fit_seeds(
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
     check = partial(check_together, task, config, tuple(seeds))
-    about: dict[str, Any] = {"source": source, "preset": preset}
-    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, **about)
+    folder = _folder(ranks, task, config, check, seeds=seeds, out=out, resume=resume, source=source, preset=preset)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
@@ -95,35 +96,24 @@ def fit_seeds(
 
 
 def _folder(
-    ranks: Ranks,
-    task: Any,
-    config: TrainConfig,
-    check: Callable[[], object],
-    *,
-    seeds: Sequence[int],
-    out: str | Path,
-    resume: bool = False,
-    partition: str | None = None,
-    **about: Any,
+    ranks: Ranks, task: Any, config: TrainConfig, check: Work, *, out: str | Path, resume: bool = False, **about: Any
 ) -> RunFolder:
-    """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
-    facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
+    """The run folder: an existing one if it holds the same run to resume, otherwise a new one made by rank 0."""
+    facts = {"data fingerprint": task.fingerprint(), "partition": about.pop("partition", None)}
+    about["seeds"] = seeds = tuple(about["seeds"])
     ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
 
     def make() -> RunFolder:
         check()
         if not (resume and Path(out).exists()):
-            return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, **about)
+            return RunFolder.create(out, task, config, device=ranks.device, **about)
         folder = RunFolder.open(out)
         if folder.stacked:
             raise RunFolderError(f"{out} was trained with all seeds stacked; resume it in one process")
-        folder.check_same(task, config, tuple(seeds))
+        folder.check_same(task, config, seeds)
         return folder
 
     return ranks.first_does(make)
-
-
-OneSeed = Callable[..., RunRecord]
 
 
 def _train(
@@ -131,7 +121,7 @@ def _train(
     ranks: Ranks,
     callbacks: Iterable[Callback],
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
-    finish: Callable[[], object] = lambda: None,
+    finish: Work = lambda: None,
 ) -> Summary:
     """Trains the unfinished seeds; rank 0 locks the folder, calls callbacks and, at the end, `finish`.
 
@@ -170,7 +160,7 @@ def _train(
         said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
         others = f" The other seeds are finished and saved in {folder.path}." if len(failed) < len(folder.seeds) else ""
         raise common(UserError(f"{said.rstrip('.')}.{others}", argument="learning_rate"))
-    return summarised(results, len(folder.seeds), folder.path, records)
+    return summarised(results, len(folder.seeds), folder, records)
 
 
 def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], Trainer], seed: int, **given: Any) -> RunRecord:
@@ -202,7 +192,7 @@ def fit_sharded(
 
     Args:
         partition: The partitioned task; each rank reads its own parts.
-        config, ranks, callbacks: As in `fit_seeds`, which also says what is raised.
+        config, ranks, callbacks: As in `fit_seeds`, which also lists what is raised.
         run: `seeds`, `out`, `resume` and `preset`, as in `fit_seeds`.
     """
     given = partition.about["source"]

@@ -1,6 +1,6 @@
 r"""Rows on ranks as senders and receivers: the context of a layer whose rows are spread over processes.
 
-A layer is row by row but for what its context sums (`difformer.nn.context`). Here each rank holds some rows, and
+A layer works row by row, except for the sums of its context (`difformer.nn.context`). Each rank holds some rows, and
 
 * norms over all rows are all-reduced;
 * a summary of fixed size (simple and constant diffusivities, polynomials) is all-reduced, so that each rank answers its
@@ -90,7 +90,7 @@ class Plan:
 class ShardedGraph:
     """Edges into the n own nodes of one rank: ``source [E]``, 0 … n - 1 own and from n on halo rows, ``target [E]``.
 
-    `plan` says how halo rows come; without ``edge_weight [E]`` every weight is one.
+    `plan` describes how halo rows come; without ``edge_weight [E]`` every weight is one.
     """
 
     def __init__(self, plan: Plan, num_nodes: int, source: Tensor, target: Tensor, edge_weight: Tensor | None) -> None:
@@ -99,7 +99,7 @@ class ShardedGraph:
         self._matrices: dict[tuple[str, torch.dtype], tuple[SparseMatrix, SparseMatrix]] = {}
 
     def _weights(self, norm: str, dtype: torch.dtype) -> Tensor:
-        """s_ij of every edge, as `difformer.graph.Graph.normalised_weights` has them."""
+        """s_ij of every edge, as in `difformer.graph.Graph.normalised_weights`."""
         check_choice("graph norm", norm, GRAPH_NORMS)
         given = self.edge_weight
         weight = torch.ones_like(self.source, dtype=dtype) if given is None else given.to(dtype)
@@ -179,7 +179,7 @@ class Rows:
         tol = DEFAULT_TOL if backend == "polynomial" else None
         summed = adds_up(diffusivity, tol)
         if backend == "linear" and not summed:
-            raise UserError(f"backend linear is for sums of fixed size, not for {diffusivity!r}; take backend=auto")
+            raise UserError(f"backend linear is for sums of fixed size, not for {diffusivity!r}; use backend=auto")
         with torch.autocast(q.device.type, enabled=False):
             if not summed or backend not in ("auto", "linear", "polynomial"):
                 return ring(q, k, v, score_key(diffusivity, q.shape[-1]), self.sizes, self.ranks)

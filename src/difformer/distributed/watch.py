@@ -1,4 +1,4 @@
-"""Liveness of ranks: a rank that dies must end all others soon, and be named by them.
+"""Liveness of ranks: if a rank dies, all others must end soon, and name it.
 
 Every rank has a heartbeat: a thread increments a key in the group's store once per second, and reads that of the next
 rank. If that does not change for `SILENCE` seconds, or its process no longer exists (on one machine that is visible at

@@ -30,7 +30,7 @@ class EpochEvent:
     seed: int  #: Of the run.
     split: str  #: Name of its split.
     epoch: int  #: The epoch, counted from 1.
-    epochs: int  #: Epochs at most.
+    epochs: int  #: Maximum number of epochs.
     loss: float  #: Training loss of the epoch.
     train_metric: float  #: Metric on the training part.
     valid_metric: float  #: On validation.
@@ -73,24 +73,25 @@ class TensorBoard:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was stopped by Ctrl-C, after everything that can be saved was saved.
+    """Training was stopped by Ctrl-C, and everything that could be saved was saved.
 
     `summary` has the results so far, None if no epoch had been evaluated yet; `folder` is the run folder to resume,
-    empty without one.
+    empty without one. A stack that did not fit into memory as a whole has no checkpoint and starts `again`.
     """
 
-    def __init__(self, summary: Summary | None, folder: str) -> None:
-        self.summary, self.folder = summary, folder
-        saved = f"; what there is was saved, continue with resume: {folder}" if folder else ""
+    def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
+        self.summary, self.folder, self.again = summary, folder, again
+        unsaved = "the results so far were saved; unfinished seeds have no checkpoint and start again on resuming"
+        saved = f"; {unsaved if again else 'the state was saved, resume it from'} {folder}" if folder else ""
         super().__init__(f"training was interrupted{saved}")
 
 
 @contextmanager
 def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether Ctrl-C has been pressed; callbacks are closed at the end.
+    """Gives a function that tells whether Ctrl-C has been pressed; callbacks are closed at the end.
 
-    A signal can arrive in the middle of an optimiser step, but a run can only be resumed from between epochs. Outside
-    the main thread, where Python delivers no signals, the answer is always False.
+    A signal can arrive in the middle of an optimiser step, but a run can only be resumed at the end of an epoch.
+    Outside the main thread, where Python delivers no signals, the answer is always False.
     """
     asked, listeners = False, tuple(callbacks)
 

@@ -1,8 +1,8 @@
-"""Checkpoints: one file from which a run is resumed, to the same bits as if it had never stopped.
+"""Checkpoints: one file from which a run is resumed, bit-identical to an uninterrupted run.
 
 A checkpoint is a safetensors file: parameters, their best state, the optimiser's moments and the generators' states as
-tensors, everything else as JSON in the file's header. Being one file that is renamed into place, it is always whole and
-consistent; being safetensors, it can carry no code. The schedule of the learning rate and the order of batches are
+tensors, everything else as JSON in the file's header. It is one file that is renamed into place, so it is always
+complete and consistent; the format cannot carry code. The schedule of the learning rate and the order of batches are
 functions of the epoch and need no state.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Snapshot:
         return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
     def write(self, path: Path) -> None:
-        """Writes one file, whole or not at all."""
+        """Writes one file, completely or not at all."""
         facts = json.dumps(self.facts)
         metadata = {"difformer": facts, "hash": _digest(self.tensors, facts)}
         write_bytes(path, save_tensors(self.tensors, metadata=metadata))
@@ -71,12 +72,23 @@ class Snapshot:
         if not isinstance(facts, dict) or type(facts.get("format")) is not int:
             raise CheckpointError("not a checkpoint of a training run")
         if about.get("hash") != _digest(tensors, about["difformer"]):
-            raise CheckpointError("damaged: its content is not what was written")
-        if facts["format"] > FORMAT:
-            raise CheckpointError(
-                f"written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
-            )
+            raise CheckpointError("damaged: its content does not match its hash")
+        if newer := newer_format(facts["format"], FORMAT):
+            raise CheckpointError(newer)
         return Snapshot(tensors, facts)
+
+
+def newer_format(written: int, known: int) -> str:
+    """What is wrong with a file in a format of a later version; empty if nothing is."""
+    return "" if written <= known else f"in format {written}, this difformer reads up to {known}: upgrade difformer"
+
+
+def same_shapes(found: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a snapshot, after a check that they have the names and shapes of the `expected` ones."""
+    for name in {**expected, **found}:
+        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+            raise UserError(f"{name} is missing, unknown or of another shape")
+    return found
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:

@@ -11,12 +11,11 @@ from typing import Any
 
 from difformer.errors import UserError, did_you_mean
 
-PRECISIONS = ("float32", "bf16")
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def _setting(default: Any, expected: str, holds: Callable[[Any], bool] = lambda value: True) -> Any:
-    """A field whose type is that of its annotation; `expected` says in words which values hold."""
+    """A field whose type is that of its annotation; `expected` describes the valid values."""
     return field(default=default, metadata={"expected": expected, "holds": holds})
 
 
@@ -35,9 +34,9 @@ class TrainConfig:
     Args:
         model: Name of a model, see `difformer.zoo.MODELS`; or your own, as ``"package.module:Class"`` or as the class.
         options: Options of the model; others keep the model's default.
-        epochs: Passes over the training part at most.
-        learning_rate: Of Adam, at its highest.
-        weight_decay: λ of ½λ‖w‖², inside the gradient as the paper's Adam has it, or beside it where `decoupled`.
+        epochs: Maximum number of passes over the training part.
+        learning_rate: Peak learning rate of Adam.
+        weight_decay: λ of ½λ‖w‖², added to the gradient, as in the paper, or applied separately if `decoupled`.
         decoupled: AdamW instead of Adam.
         schedule: ``"constant"``, ``"cosine"`` or ``"linear"``: how the learning rate falls to zero by the last epoch.
         warmup: Epochs over which the learning rate rises linearly to `learning_rate`.
@@ -50,7 +49,7 @@ class TrainConfig:
             ``"snapshot"`` one step per snapshot, in time order.
         label_smoothing: Share of a target spread evenly over the classes.
         class_weights: Weight classes by the inverse of their number among the training labels.
-        loss: ``"auto"`` is cross-entropy, binary cross-entropy or squared error, as the task's problem has it;
+        loss: ``"auto"`` is cross-entropy, binary cross-entropy or squared error, depending on the task's problem;
             ``"broadcast-mse"`` is what the authors' code computes for series, see `difformer.training.losses`.
         scale_targets: For regression: whether targets are learnt with mean 0 and deviation 1 over the training part,
             unless they are near that scale already; outputs, predictions and metrics have the units of the data.
@@ -60,10 +59,10 @@ class TrainConfig:
             nearest (itself counted), both ways.
         precision: ``"float32"``, or ``"bf16"`` for forward passes in mixed precision.
         checkpoint_every: Epochs from one checkpoint to the next; None leaves it to the clock.
-        checkpoint_seconds: Seconds from one checkpoint to the next. A run that is killed loses at most that.
+        checkpoint_seconds: Seconds from one checkpoint to the next; a killed run loses at most this much work.
 
     Raises:
-        UserError: If a field has a value that it does not take.
+        UserError: If a field has an invalid value.
     """
 
     model: str = "difformer"
@@ -86,7 +85,7 @@ class TrainConfig:
     metric: str = _setting("auto", "a name", bool)
     readout: str = _choice("mean", "sum", "max")
     graph: str = _setting("given", "a name", bool)
-    precision: str = _choice(*PRECISIONS)
+    precision: str = _choice("float32", "bf16")
     checkpoint_every: int | None = _count(None)
     checkpoint_seconds: float = _setting(10.0, "a number of at least 0", lambda v: v >= 0)
 
@@ -162,8 +161,8 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
     """``["hidden_channels=64", "learning_rate=0.01"]`` as fields of a `TrainConfig` and options of the model.
 
     Args:
-        settings: ``name=value`` each; a value is a number, true, false, none, or text. The word none is the value None,
-            or a name for a setting that takes names (``graph=none``).
+        settings: ``name=value`` each; a value is a number, true, false, none, or a string. The word none is the value
+            None, or a name for a setting that takes names (``graph=none``).
         model: The model that has the options.
 
     Raises:
@@ -185,7 +184,7 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
             raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
         if name in (fixed := find(model).fixed):
             free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
-            raise UserError(f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}")
+            raise UserError(f"setting {name} defines model {model!r} ({name}={fixed[name]}); {free}")
         if name not in known:
             raise UserError(
                 f"unknown setting {name!r}; {did_you_mean(name, known)}Training takes {', '.join(_FIELDS)}; model "
@@ -204,7 +203,7 @@ def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _parse_value(text: str, annotation: str) -> Any:
-    """A text as the value it looks like; the word none is a name for a setting that takes texts alone."""
+    """The value that a string denotes; for settings that take only strings, the word none is itself a value."""
     text = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "none": "none" if annotation == "str" else None}
     if text.lower() in words:
@@ -216,7 +215,7 @@ def _parse_value(text: str, annotation: str) -> Any:
 
 
 def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from fields and model options in one mapping, as `--set` and presets have them."""
+    """A configuration from fields and model options in one mapping, as in `--set` and presets."""
     from difformer.zoo import check_options
 
     fields, options = _divided(settings)

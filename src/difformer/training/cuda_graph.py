@@ -33,12 +33,8 @@ class NotRecordableError(RuntimeError):
         super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
 
 
-_side_stream = cache(torch.cuda.Stream)  # libraries of linear algebra keep a workspace for each stream they see
-
-
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device that everything is recorded on."""
-    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+# The stream of a device that everything is recorded on: libraries of linear algebra keep a workspace for each stream.
+side_stream = cache(torch.cuda.Stream)
 
 
 class Recorder:

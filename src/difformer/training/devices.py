@@ -23,17 +23,12 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise UserError(f"device must be auto, cpu, cuda, cuda:1 or mps, got {str(device)!r}") from error
-    if found.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (found.index or 0) >= count:
-            raise UserError(
-                f"device {str(device)!r} is not available: {count or 'no'} CUDA device{'' if count == 1 else 's'} "
-                f"found; take device='auto' or 'cpu'"
-            )
-        return torch.device("cuda", found.index or 0)
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available; take device='auto' or 'cpu'")
-    return found
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    missing = {"cuda": (found.index or 0) >= count, "mps": not torch.backends.mps.is_available()}
+    if missing.get(found.type):
+        advice = f"use device='auto' or 'cpu' (CUDA devices found: {count})"
+        raise UserError(f"device {str(device)!r} is not available; {advice}")
+    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
 
 
 def precision(device: torch.device, name: str) -> torch.autocast:
@@ -42,7 +37,7 @@ def precision(device: torch.device, name: str) -> torch.autocast:
 
 
 def describe(device: torch.device) -> str:
-    """The name of the device for people."""
+    """A human-readable name of the device."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return platform.processor() or platform.machine()

@@ -4,7 +4,7 @@ A feed gives the passes of a training epoch and the outputs of all instances for
 between epochs (normalised graphs, sorted sparse features) is computed once and stays on the device.
 
 * `NodesFeed`: all nodes in every pass.
-* `BatchesFeed`: large graphs, trained on a random partition of the nodes, a new one every epoch; evaluated whole.
+* `BatchesFeed`: large graphs, trained on a new random partition of the nodes every epoch, evaluated on the whole.
 * `GraphsFeed`: graphs and point sets, in batches.
 * `SeriesFeed`: snapshots in time order, many per pass, each with the answer it gets alone. With training snapshots
   1 … T the loss of an epoch is (1/T) Σ_t ℓ(f(x_t), y_t), in one step (``steps_per_epoch="epoch"``, the gradient summed
@@ -63,7 +63,7 @@ class Inputs:
     context: Context | None = None  # who sends, in place of graph and batch, for a DIFFormer
 
     def outputs(self, model: Callable[..., Tensor]) -> Tensor:
-        """What a model, or its `embed`, makes of them."""
+        """The outputs of a model, or of its `embed`, for these arguments."""
         if self.context is not None:
             return model(self.x, context=self.context)
         return model(self.x, self.graph, None, self.batch)
@@ -90,7 +90,7 @@ class Step:
 
 
 class Feed(ABC):
-    """What a training loop asks of a task."""
+    """The interface through which the training loop sees a task."""
 
     whole = False  # whether an epoch is one pass over all instances, so that its outputs can serve evaluation too
     _passes: Any  # a list, or a property that makes it once
@@ -129,7 +129,7 @@ class OnePassFeed(Feed):
 
 
 class NodesFeed(OnePassFeed):
-    """All nodes in every pass; `weight` says how often each counts as a sender, None for once."""
+    """All nodes in every pass; `weight` is how often each counts as a sender, None for once."""
 
     def __init__(self, task: Task, split: Split, device: torch.device, weight: Tensor | None = None) -> None:
         inputs = inputs_of(task, device)
@@ -259,7 +259,7 @@ def _rows_of(x: Tensor, rows: slice, _: Tensor | None = None) -> Tensor:
 
 
 def has_room(device: torch.device, needed: int) -> bool:
-    """Whether a GPU has ample room for so many bytes; never true for a CPU, where everything is already."""
+    """Whether a GPU has ample memory for this many bytes; false on a CPU, where the data already are."""
     return device.type == "cuda" and needed < AMPLE * free_bytes(device)
 
 
@@ -286,7 +286,7 @@ class GraphsFeed(Feed):
 
 
 def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
-    """How many graphs evaluation, which holds no gradients, takes at a time: a batch, on a GPU more of them."""
+    """Graphs per pass of an evaluation: one batch, or more on a GPU, since no gradients are stored."""
     if device.type != "cuda":
         return size
     return max(size, EVALUATED_NODES * task.num_instances // max(task.num_nodes, 1))
@@ -395,7 +395,7 @@ _FOUND: ResultCache[Tensor] = ResultCache()
 def neighbours_of(x: Tensor, k: int, node_ptr: Tensor | None = None) -> Tensor:
     """Edges ``[2, E]`` between every instance and its k nearest by cosine, both ways, the instance itself counted.
 
-    Of graphs that begin and end at `node_ptr`, within each.
+    With `node_ptr`, where graphs begin and end, neighbours are searched within each graph.
     """
     # By content: an array that a task shares with its maker may have been written to behind torch's back.
     digest = hashlib.sha256()

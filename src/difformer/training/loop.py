@@ -6,7 +6,7 @@ batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its g
 epoch costs one forward and one backward pass in all.
 
 Initialisation, dropout and batches follow from seed and epoch (`difformer.training.randomness`): on one CPU, with one
-number of threads and one version of torch, a seed gives one result to the bit, also when the run is resumed.
+number of threads and one version of torch, results of a seed are bit-identical, also when the run is resumed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_key
-from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import CheckpointError, Due, Snapshot
+from difformer.training.callbacks import Callback, EpochEvent
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot, same_shapes
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import precision, resolve
+from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import NOTHING, PARTS, Journal, parts_of
+from difformer.training.journal import NOTHING, PARTS, Measured, NonFiniteLossError, divergence, parts_of, record_of
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -60,17 +61,17 @@ def train_one(
         task: What is to be learnt.
         split: The split, or its number in the task.
         config: Model and training.
-        seed: Of everything that is random.
+        seed: Seed of all random choices.
         device: See `difformer.training.devices.resolve`.
         state: A snapshot to resume from.
         callbacks: Called after every evaluated epoch.
         log: Called with the rows of new epochs, each row once.
-        save: Called with a snapshot to resume from, as often as the configuration says.
+        save: Called with a snapshot to resume from, as often as configured.
         stop: Called after every epoch; once it returns True the run ends as ``"interrupted"``, after one last `save`.
 
     Raises:
         NonFiniteLossError: If the loss, or an output in an evaluation, becomes NaN or infinite.
-        UserError: If task, model and configuration do not go together.
+        UserError: If task, model and configuration are incompatible.
     """
     chosen, place = task.splits[split] if isinstance(split, int) else split, resolve(device)
     make = partial(Trainer, task, chosen, config, seed, place)
@@ -88,6 +89,66 @@ def train(
         return trainer.run(**given)
 
 
+class Journal:
+    """Losses, metrics and the best epoch of one run: the earliest with the best validation score by `metric`."""
+
+    def __init__(self, trainer: Trainer, metric: Metric) -> None:
+        self.metric, self.split, self.config, self.seed = metric, trainer.split, trainer.config, trainer.seed
+        # Metrics are counted in double precision, which Apple's GPUs do not have.
+        self.place = torch.device("cpu") if trainer.device.type == "mps" else trainer.device
+        self.parts = parts_of(trainer.task, self.split, self.place)
+        self.losses_of, self.rows_of = trainer.ranks, trainer.ranks if trainer.spread else ONE_PROCESS
+        self.chooses = metric.check(self.parts["valid"][1], trainer.task.num_outputs, self.rows_of)
+        self.best_epoch = 0
+        self.best = NOTHING
+        self.history: list[Row] = []
+        self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
+
+    def measure(self, epoch: int, outputs: Tensor) -> Measured:
+        """The metric of an epoch's outputs on every part, NaN on an empty one."""
+        outputs = outputs.float().to(self.place)
+        values, finite = [], []
+        for index, targets in self.parts.values():
+            chosen = outputs[index]
+            finite.append(chosen.isfinite().all())
+            values.append(self.rows_of.score(self.metric, chosen, targets))
+        # One transfer for everything: the device is waited for once.
+        numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
+        if self.rows_of.any(not all(numbers[len(PARTS) :])):
+            raise divergence(self._new_rows(epoch), epoch, self.config) or NonFiniteLossError(epoch, None, self.config)
+        return dict(zip(PARTS, numbers, strict=False))
+
+    def _new_rows(self, epoch: int) -> list[Row]:
+        """Rows of the pending losses, the last of which is that of `epoch`; ranks hold a share of each loss."""
+        if not self.pending:
+            return []
+        losses = self.losses_of.sum_(torch.stack(self.pending).to(self.place).double(), "metrics").tolist()
+        return [{"epoch": number, "loss": loss} for number, loss in enumerate(losses, epoch - len(losses) + 1)]
+
+    def judge(self, epoch: int, measured: Measured) -> bool:
+        """Whether the epoch is the best so far; without a validation part the last one is."""
+        if self.chooses and not improves(measured["valid"], self.best["valid"], self.metric.higher_is_better):
+            return False
+        self.best_epoch, self.best = epoch, measured
+        return True
+
+    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
+        """Adds the missing rows up to `epoch`; the last one holds the measurements."""
+        if not (rows := self._new_rows(epoch)):
+            return []
+        if (error := divergence(rows, 0, self.config)) is not None:
+            raise error
+        rows[-1] |= (measured or {}) | {"seconds": round(seconds, 4)}
+        self.pending.clear()
+        self.history.extend(rows)
+        return rows
+
+    def event(self, epoch: int, seconds: float, measured: Measured) -> EpochEvent:
+        """The epoch as an event for callbacks."""
+        numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, self.best["valid"], self.best["test"]]
+        return EpochEvent(self.seed, self.split.name, epoch, self.config.epochs, self.history[-1]["loss"], *numbers)
+
+
 class Trainer:
     """A model, its optimiser, and the state of their training.
 
@@ -98,7 +159,7 @@ class Trainer:
         loss: Used in place of the configuration's loss: ``(outputs, targets) -> scalar``.
         metric: Chooses the epoch in place of the configuration's metric.
         ranks: The processes that share the work, each with its share of the loss; they use the trainer together.
-        spread: Whether each of them has outputs and targets of its own rows alone.
+        spread: Whether each rank has the outputs and targets of its own rows only.
     """
 
     def __init__(
@@ -123,8 +184,8 @@ class Trainer:
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
         self.loss = make_loss(task, split, config, device) if loss is None else loss
         self.optimizer = make_optimizer(self.model, config)
-        # A model without parameters is evaluated once.
-        self.epochs = config.epochs if self.optimizer is not None else 1
+        if self.optimizer is None:  # evaluated once
+            self.config = config = config.replace(epochs=1)
         self.journal = Journal(self, metric or chosen_metric(config, task))
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -146,7 +207,7 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started, journal = time.perf_counter() - self.seconds, self.journal
-        due, one_pass = Due(self.config), self.one_pass
+        checkpoint, one_pass = Due(self.config), self.one_pass
 
         def write(measured: dict[str, float] | None = None) -> None:
             self.seconds = time.perf_counter() - started
@@ -156,9 +217,10 @@ class Trainer:
 
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated if that was due.
-            last = self.epoch >= self.epochs
+            last = self.epoch >= self.config.epochs
+            due = last or self.epoch % self.config.eval_every == 0
             outputs = self._forward_whole() if one_pass and not last else None
-            if journal.pending and (last or self.epoch % self.config.eval_every == 0):
+            if journal.pending and due:
                 found = self.evaluate() if outputs is None else outputs.detach()
                 measured = journal.measure(self.epoch, found)
                 if self.optimizer is None:  # nothing was trained, so no loss is known yet
@@ -170,16 +232,16 @@ class Trainer:
                 write(measured)
                 for callback in callbacks:
                     callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
-            if last or journal.out_of_patience(self.epoch):
+            if last or (due and out_of_patience(self.epoch, journal.best_epoch, self.config.patience)):
                 status: Status = "finished" if last else "stopped early"
                 break
             # Of several ranks only the first saves, so that its clock decides for all.
             stopping = self.ranks.any(stop is not None and stop())
-            if self.epoch and (stopping or self.ranks.any(save is not None and due(self.epoch))):
+            if self.epoch and (stopping or self.ranks.any(save is not None and checkpoint(self.epoch))):
                 write()
                 if save is not None:
                     save(self.snapshot())
-                due.done()
+                checkpoint.done()
             if stopping:
                 status = "interrupted"
                 break
@@ -191,7 +253,9 @@ class Trainer:
         notes = list(self.notes)
         if self.ranks is ONE_PROCESS:  # a rank may see only its own rows
             notes += warning_signs(self.task, self.split, found, journal.metric.name)
-        return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=tuple(notes))
+        more: dict[str, Any] = {"state": state, "outputs": found, "status": status, "notes": tuple(notes)}
+        best = (journal.best_epoch, journal.best, journal.history)
+        return record_of(self.seed, self.split, journal.metric, *best, seconds=self.seconds, **more)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
         """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""
@@ -266,13 +330,14 @@ class Trainer:
                 raise CheckpointError(f"the checkpoint is of {name} {facts.get(name)!r}, this run has {here!r}")
         try:
             self.model.load_state_dict(snapshot.part("model"))
-            best = snapshot.part("best")
-            for name, value in self.best_state.items():
-                value.copy_(best[name])
+            for name, value in same_shapes(snapshot.part("best"), self.best_state).items():
+                self.best_state[name].copy_(value)
             if self.optimizer is not None:
+                moments, step = {}, torch.zeros(())
+                for i, p in enumerate(self.optimizer.param_groups[0]["params"]):
+                    if found := snapshot.part(f"optimizer.{i}"):  # none before its first gradient
+                        moments[i] = same_shapes(found, {"step": step, "exp_avg": p, "exp_avg_sq": p})
                 groups = self.optimizer.state_dict()["param_groups"]
-                numbers = groups[0]["params"]
-                moments = {i: found for i in numbers if (found := snapshot.part(f"optimizer.{i}"))}
                 self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             if facts["device"] == self.device.type:
                 set_rng_state(self.device, list(snapshot.part("rng").values()))

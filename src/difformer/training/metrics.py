@@ -1,4 +1,5 @@
-"""Metrics, in torch on any device, each equal to scikit-learn's; as counts that add up, and how to finish them.
+"""Metrics, in torch on any device, each equal to scikit-learn's; each is given by counts that add up, and a
+function that finishes them.
 
 With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) left out:
 
@@ -7,12 +8,12 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
       AUC = (1 / n₊n₋) Σ_{i: y_i = 1} ( |{j: y_j = 0, o_j < o_i}| + ½ |{j: y_j = 0, o_j = o_i}| ).
 
-  Multi-label: the mean over columns in which both classes occur, as the OGB evaluator takes it. Two classes: the
+  Multi-label: the mean over columns in which both classes occur, as in the OGB evaluator. Two classes: the
   difference of their outputs. More classes: the mean of one class against the rest, of their probabilities.
 * f1: 2TP / (2TP + FP + FN), averaged over the classes that occur as target or prediction; f1-micro: of all counts
   together.
 * mse, mae: mean squared and absolute error.
-* broadcast-mse: what the authors' code reports for series. An output of shape [N, 1] less a target of shape [N] is a
+* broadcast-mse: what the authors' code reports for series. An output of shape [N, 1] minus a target of shape [N] is a
   matrix there, so every output is compared with the targets of *all* nodes of its snapshot:
 
       (1 / N²) Σ_ij (o_i - y_j)² = var(o) + var(y) + (mean(o) - mean(y))².
@@ -25,22 +26,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from difformer.data import Task
 from difformer.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from difformer.data import Task
-    from difformer.training.config import TrainConfig
+from difformer.training.config import TrainConfig
 
 ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 MB
 
 
 class OneProcess:
-    """What training asks of the processes that share it, here one; `difformer.distributed.Ranks` are several."""
+    """Stands in for `difformer.distributed.Ranks` when there is only one process."""
 
     def any(self, flag: bool) -> bool:
         return flag
@@ -76,7 +75,7 @@ class Metric:
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
     def check(self, targets: Tensor, num_outputs: int, group: Any = ONE_PROCESS) -> bool:
-        """Whether there are targets of a validation part; refuses those on which the metric is not defined.
+        """Whether the validation part has targets; raises an error if the metric is not defined on them.
 
         No epoch could be chosen there. Ranks of a `group` hold their own rows each, see `OneProcess`.
         """
@@ -143,18 +142,14 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Every column of a multi-label target counts in the mean; of single labels, those that occur as target or prediction.
     """
-    classes = outputs.shape[-1]
-    if targets.is_floating_point():
-        known = ~targets.isnan()
-        predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
-        over = tuple(range(targets.dim() - 1))
-        hits = (predicted & actual).sum(over)
-        return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.ones_like(hits)]).double()
-    known = targets.reshape(-1) >= 0
-    predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    counted = (actual[predicted == actual], predicted, actual)
-    counts = [torch.bincount(which, minlength=classes) for which in counted]
-    return torch.stack([*counts, torch.zeros_like(counts[0])]).double()
+    several = targets.is_floating_point()  # one column per class
+    known = ~targets.isnan() if several else (targets >= 0).unsqueeze(-1)
+    classes = torch.arange(outputs.shape[-1], device=outputs.device)
+    predicted = (outputs > 0 if several else outputs.argmax(-1, keepdim=True) == classes) & known
+    actual = (targets > 0.5 if several else targets.unsqueeze(-1) == classes) & known
+    over = tuple(range(actual.dim() - 1))
+    hits = (predicted & actual).sum(over)
+    return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.full_like(hits, several)]).double()
 
 
 def _f1_macro(counts: Tensor) -> Tensor:
@@ -226,5 +221,5 @@ def find_metric(name: str, problem: str | None = None) -> Metric:
     metric = METRICS[name]
     if problem is not None and problem not in metric.problems:
         fitting = [other.name for other in METRICS.values() if problem in other.problems]
-        raise UserError(f"metric {name!r} cannot measure a {problem} task; take one of {', '.join(fitting)}")
+        raise UserError(f"metric {name!r} cannot measure a {problem} task; use one of {', '.join(fitting)}")
     return metric

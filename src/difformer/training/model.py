@@ -46,7 +46,7 @@ def build_model(task: Task, config: TrainConfig, seed: int = 0) -> nn.Module:
 def prepared_model(
     task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device, summed: Summed = lambda x: x
 ) -> nn.Module:
-    """The model of a run on its device: initialised, in the units of the targets, and shown the labels it asks for."""
+    """The model of a run on its device: initialised, in the units of the targets, and given the labels it requires."""
     model = build_model(task, config, seed).to(device)
     units = target_units(task.y[split.train], task.num_outputs, task.problem, config, summed)
     if units is not None:
@@ -79,15 +79,15 @@ def hook(model: nn.Module, name: str) -> Any:
 
     There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
     called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on
-    validation labels and says so; ``prepare(x, edge_index, edge_weight)``, called once for what the model would rather
-    be given.
+    validation labels and states so; ``prepare(x, edge_index, edge_weight)``, called once to convert the inputs to the
+    form that the model prefers.
     """
     found = getattr(model, name, None)
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found
 
 
 def is_as_written(module: nn.Module) -> bool:
-    """Whether a module does what its class in torch or this package says: no hooks, no methods set on the instance."""
+    """Whether a module does what its class in torch or this package does: no hooks, no methods set on the instance."""
     kind = type(module)
     if not kind.__module__.startswith(("torch.nn.modules.", "difformer.nn.", "difformer.kernels.")):
         return False

@@ -58,15 +58,18 @@ class StackedAdam:
         self.steps = torch.zeros(1, dtype=torch.float64, device=parameters.device)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, learning_rate: Tensor) -> None:
-        """One step along ``gradient [runs, P]``, which may be overwritten, with rates ``[runs]``."""
-        rate = learning_rate.unsqueeze(1)
+    def step(self, gradient: Tensor, learning_rate: Tensor, used: Tensor | None = None) -> None:
+        """One step along ``gradient [runs, P]``, which may be overwritten, with rates ``[runs]``.
+
+        ``used [P]`` is one for parameters with a gradient, zero for others, which do not decay; None if all have one.
+        """
+        rate, decay = learning_rate.unsqueeze(1), self.weight_decay if used is None else self.weight_decay * used
         self.steps += 1
         first, second = BETAS
         if self.decoupled:
-            self.parameters.mul_(1 - rate * self.weight_decay)
+            self.parameters.mul_(1 - rate * decay)
         else:
-            gradient.addcmul_(self.parameters, self.weight_decay)
+            gradient.addcmul_(self.parameters, decay)
         self.mean.lerp_(gradient, 1 - first)
         self.square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         root = (1 - second**self.steps).sqrt().to(gradient.dtype)

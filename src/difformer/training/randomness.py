@@ -44,7 +44,7 @@ class private_rng(TorchFunctionMode):
 
 
 _lock = threading.RLock()  # of torch's global generators
-_inside = 0  # entries into `isolated_rng` that have not been left
+_inside: list[int] = []  # the thread of every entry into `isolated_rng` that has not been left
 _before: list[Tensor] = []  # the states to return to when the last of them is left
 
 
@@ -52,22 +52,23 @@ _before: list[Tensor] = []  # the states to return to when the last of them is l
 def isolated_rng(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Whatever is drawn or seeded inside leaves torch's global generators as they were; `seed` seeds them first.
 
-    The last of several threads, or of several entries in one thread, restores them.
+    While other threads are inside, the generators are left alone; the last thread to leave restores them.
     """
-    global _inside
+    me = threading.get_ident()
     with _lock:
+        state = rng_state(device)
         if not _inside:
-            _before[:] = rng_state(device)
-        _inside += 1
+            _before[:] = state
+        _inside.append(me)
         if seed is not None:
             torch.manual_seed(seed)
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
-            if not _inside:
-                set_rng_state(device, _before)
+            _inside.remove(me)
+            if set(_inside) <= {me}:
+                set_rng_state(device, state if _inside else _before)
 
 
 def rng_state(device: torch.device) -> list[Tensor]:

@@ -206,7 +206,8 @@ def _rounded(values: Any) -> list[Any]:
 
 
 def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
-    """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
+    """Signs that a model has learnt nothing: a constant prediction, a score no better than that, or outputs
+    that hardly differ.
 
     ``outputs [instances, …, C]`` of the best epoch are looked at outside the training part, or all of them if there are
     no others. Accuracy is compared with that of the most frequent class, and values with their mean.

@@ -45,12 +45,12 @@ def fit(
         seeds: The seeds, or their number: 0, 1, …
         out: Folder for all results, see `difformer.training.run_folder`; None keeps it in memory.
         device: See `difformer.training.devices.resolve`.
-        resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
+        resume: Whether to resume the run in `out` if it is the same one; the result is that of an uninterrupted run.
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so if that is likely to
             be faster. An interrupted stack is resumed from its checkpoint, or trained again if it did not fit into
-            memory as a whole.
+            memory.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
@@ -59,7 +59,7 @@ def fit(
     Raises:
         TrainingInterrupted: After Ctrl-C, when everything is saved.
         RunFolderError: If the folder exists already, holds another run, or cannot be written.
-        WouldNotFitError: If the model says beforehand that it does not fit, a MemoryError; no folder is left then.
+        WouldNotFitError: If the model reports that it does not fit into memory (a MemoryError); no folder is left.
         NonFiniteLossError: If a loss becomes NaN or infinite.
     """
     config = config or TrainConfig()
@@ -105,7 +105,7 @@ def resume(
     device: str | torch.device | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Summary:
-    """Resume a run folder, to the result that it would have had without the interruption.
+    """Resume a run folder; the result is that of an uninterrupted run.
 
     Args:
         path: The run folder.
@@ -119,7 +119,7 @@ def resume(
 
 
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
-    """Finds what is wrong with a request before a folder is made for it."""
+    """Validates a request before a folder is created for it."""
     cpu = torch.device("cpu")
     build_model(task, config)
     metric = chosen_metric(config, task)
@@ -143,8 +143,8 @@ def _train(
     with stop_requests(callbacks) as stop, nullcontext() if folder is None else folder.held():
         given: dict[str, Any] = {"callbacks": callbacks, "stop": stop}
         waiting = tuple(seeds) if folder is None else folder.unfinished
-        # None is a stack: from its checkpoint, or all its seeds once more, since a run agrees to the bit only with one
-        # of the same stack.
+        # None trains the stack, from its checkpoint or all its seeds once more: a run is bit-identical only to one of
+        # the same stack.
         for seed in (None,) if stacked and waiting else waiting:
             if folder is not None:
                 if seed is not None:
@@ -168,14 +168,16 @@ def _train(
         if folder is not None and not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results() if folder is not None else tuple(record.result() for record in records)
-    return summarised(results, len(seeds), None if folder is None else folder.path, records)
+    return summarised(results, len(seeds), folder, records)
 
 
 def summarised(
-    results: Sequence[dict[str, Any]], runs: int, path: Path | None, records: Sequence[RunRecord]
+    results: Sequence[dict[str, Any]], runs: int, folder: RunFolder | None, records: Sequence[RunRecord]
 ) -> Summary:
     """The summary over `runs` seeds, or `TrainingInterrupted` with that of the seeds so far."""
+    path = None if folder is None else folder.path
     summary = Summary(tuple(results), path, tuple(records)) if results else None
     if summary is None or not summary.complete or len(results) < runs:
-        raise TrainingInterrupted(summary, str(path or ""))
+        again = folder is not None and folder.stacked and not folder.checkpoint_file(None).is_file()
+        raise TrainingInterrupted(summary, str(path or ""), again)
     return summary

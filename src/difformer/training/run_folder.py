@@ -1,4 +1,4 @@
-"""The run folder: everything of a run in one place, whole at any moment.
+"""The run folder: everything of a run in one place, consistent at any moment.
 
     config.toml          what was asked for, complete: model, training, data, seeds, versions, device
     preprocessing.json   how raw columns became features, for tables with more than numbers
@@ -12,7 +12,7 @@
       result.json          best epoch and its metrics; written last, so a seed that has it is done
       checkpoint.safetensors  where to resume, while it is not
 
-Every file is written beside its place and renamed into it; the folder appears with its configuration already inside.
+Every file is written under a temporary name, then renamed; the folder appears with its configuration already inside.
 A folder may come from elsewhere: links that lead out of it, weights and predictions that are not those of their seed,
 and files that do not have the expected form are refused. Nothing is pickled.
 """
@@ -30,6 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from difformer.files import RunFolderError, read_json, read_text, within, write_
 from difformer.kernels.cpu import library
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
 from difformer.schema import check
-from difformer.training.checkpoint import CheckpointError, Snapshot
+from difformer.training.checkpoint import CheckpointError, Snapshot, newer_format
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.model import split_number
@@ -115,7 +116,7 @@ class TaskSource:
         return from_files(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``config.toml`` has it, every option that was left out at its default."""
+        """As in ``config.toml``: every option that was left out has its default."""
         if self.name is not None:
             defaults = dataset_options(self.name)
         else:
@@ -129,11 +130,11 @@ class TaskSource:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a folder that is there already and not empty."""
+    """Refuses a folder that already exists and is not empty."""
     with writing(path):
         taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if taken:
-        what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
+        what = "already holds a run" if (path / CONFIG).exists() else "already exists and is not empty"
         advice = f"Choose another folder, or resume the run: difformer fit --resume {path}"
         raise RunFolderError(f"{path} {what}; nothing was changed. {advice}")
 
@@ -141,18 +142,15 @@ def check_free(path: Path) -> None:
 def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
     """A folder that does not exist yet, named after data set, model and time: ``runs/cora-mlp-20250131-235959``."""
     stem = f"{task_name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = Path(parent) / stem, 1
-    while path.exists():
-        number += 1
-        path = Path(parent) / f"{stem}-{number}"
-    return path
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(path for name in names if not (path := Path(parent) / name).exists())
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk; make one with `create` or `open`.
+    """A run on disk, from `create` or `open`.
 
-    What cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
+    Whatever cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
     """
 
     path: Path  #: The folder.
@@ -160,7 +158,7 @@ class RunFolder:
     seeds: tuple[int, ...]  #: One run per seed; seed s uses split s modulo the number of splits.
     stacked: bool  #: Whether the runs are trained as one.
     source: TaskSource | None  #: Where the task comes from; None for a task object.
-    about: Mapping[str, Any]  #: The whole of ``config.toml``.
+    about: Mapping[str, Any]  #: The content of ``config.toml``.
 
     @staticmethod
     def create(
@@ -217,20 +215,19 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
-        """A run folder that is there."""
+        """Opens an existing run folder."""
         path = Path(path)
         if not (path / CONFIG).is_file():
-            what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
-            raise RunFolderError(f"{path} {what}; `difformer fit` makes run folders")
+            what = "has no config.toml, so it is not a run folder" if path.is_dir() else "does not exist"
+            raise RunFolderError(f"{path} {what}; `difformer fit` creates run folders")
         for file in (*path.iterdir(), *path.glob("seed-*/*")):
             if file.is_symlink() and file.name != files.LOCK:  # locking has a message of its own
                 within(path, file)
         text = read_text(path / CONFIG)
         try:
             about = toml.loads(text)
-            if (written := about["run"]["format"]) > FORMAT:
-                said = f"in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
-                raise RunFolderError(f"{path / CONFIG}: {said}")
+            if newer := newer_format(about["run"]["format"], FORMAT):
+                raise RunFolderError(f"{path / CONFIG}: {newer}")
             check(about, _FORM)
             run, data, model, training = (about[name] for name in ("run", "data", "model", "training"))
             if not run["seeds"] or len(set(run["seeds"])) != len(run["seeds"]):
@@ -316,7 +313,7 @@ class RunFolder:
             yield
 
     def rows(self) -> list[Row]:
-        """Every whole line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
+        """Every complete line of ``metrics.jsonl``; part of a line that a killed process left is skipped."""
         path, found = self.file(None, METRICS), []
         for line in path.read_bytes().split(b"\n") if path.is_file() else ():
             try:
@@ -357,7 +354,7 @@ class RunFolder:
 
     @contextmanager
     def resuming(self, seed: int | None) -> Iterator[None]:
-        """An error of the checkpoint gets its path, and what to do."""
+        """Adds the path and a remedy to errors about a checkpoint."""
         try:
             yield
         except CheckpointError as error:

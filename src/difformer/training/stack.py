@@ -13,6 +13,7 @@ records (`difformer.training.cuda_graph`): launching it takes longer than execut
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -22,22 +23,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
-from difformer.data import Task
+from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key, dropout_keys
-from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import CheckpointError, Due, Snapshot
+from difformer.training.callbacks import Callback, EpochEvent
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot, same_shapes
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.devices import precision, resolve
+from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.feeds import ADDED, NodesFeed, Step, make_feed
-from difformer.training.journal import RECORDABLE, Ended, Group, Run, StackJournal, parts_of
+from difformer.training.journal import AT_ONCE, PARTS, RECORDABLE, Ended, Run, divergence, parts_of, record_of
 from difformer.training.loop import Save, Stop
-from difformer.training.losses import make_loss
+from difformer.training.losses import Loss, make_loss
+from difformer.training.metrics import chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Status
+from difformer.training.record import Row, Status, warning_signs
 from difformer.zoo import find, options_of
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
@@ -46,8 +49,9 @@ RATES = ("learning_rate", "weight_decay")
 # Numbers in one run's states, and in its pairs, above which a single run keeps the device busy.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
+LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two checks whether all runs have stopped
 Tensors = Mapping[str, Tensor]
-LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
+LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches
 
 
 def train_stacked(
@@ -107,6 +111,8 @@ def train_stacked(
 
 def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Runs with all of `HYPER` in their options, and the names of those options that differ between them."""
+    if wrong := [run.split for run in runs if not 0 <= run.split < len(task.splits)]:
+        raise UserError(f"split {wrong[0]} of a run: task {task.name!r} has {len(task.splits)} splits")
     config = runs[0].config
     reason = unstackable(task, config, {run.split for run in runs})
     common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
@@ -126,7 +132,7 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
     batches = task.kind == "nodes" and (config.batch_size or task.num_nodes) < task.num_nodes
     reasons = {
         "the model is not one that can be stacked": not find(config.model).stackable,
-        "an adaptive solver takes as many steps as one run needs": config.options.get("method") == "dopri5",
+        "an adaptive solver takes a different number of steps for each run": config.options.get("method") == "dopri5",
         "batches of graphs differ from seed to seed": task.kind == "graphs",
         "mini-batches differ from seed to seed": batches,
         "runs on a series must share their split": task.kind == "series" and len(set(splits)) > 1,
@@ -201,13 +207,15 @@ class StackModel:
         parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def outputs(self, inputs: Any, flat: Tensor, buffers: Tensors, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def outputs(
+        self, inputs: Any, parameters: Tensors, buffers: Tensors, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` calls a model, as `Inputs.outputs`.
 
         With ``keys [runs, 2]`` of `dropout_keys` it is a pass of training, which may change `buffers`.
         """
         self._module.train(keys is not None)
-        whole = {**self.parameters(flat), **buffers, **self._fixed}
+        whole = {**parameters, **buffers, **self._fixed}
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -231,6 +239,124 @@ class StackModel:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
         rows = {**self.parameters(flat), **buffers}
         return {name: rows[name][run].detach().cpu().clone() for name in self.names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Adjacent runs on one split: which, their loss, and indices and targets of each part."""
+
+    runs: slice
+    split: Split
+    loss: Loss
+    parts: dict[str, tuple[Tensor, Tensor]]
+
+
+class StackJournal:
+    """Losses, metrics, best epochs and their parameters of runs trained as one: tensors on the device.
+
+    They are changed in place, so that a recorded epoch reads and writes where it did when it was recorded. A run that
+    is out of patience is marked and no longer changes.
+    """
+
+    def __init__(
+        self, task: Task, runs: Sequence[Run], groups: Sequence[Group], model: StackModel, device: torch.device
+    ) -> None:
+        self.task, self.runs, self.groups, self.model, self.device = task, runs, groups, model, device
+        self.config = config = runs[0].config
+        self.metric = chosen_metric(config, task)
+        self.notes: list[str] = []  # about all runs
+        for group in groups:
+            self.metric.check(group.parts["valid"][1], task.num_outputs)
+        count = len(runs)
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)  # epochs that are finished
+        self.losses = torch.full((config.epochs, count), math.nan, device=device)
+        self.measured = torch.full((config.epochs, 3, count), math.nan, dtype=torch.float64, device=device)
+        self.measured_at: list[int] = []
+        self.best = torch.full((3, count), math.nan, dtype=torch.float64, device=device)
+        self.best_epoch = torch.zeros(count, dtype=torch.long, device=device)
+        self.best_flat = model.flat.clone()  # [runs, P] parameters of every run's best epoch
+        self.best_buffers = {name: value.clone() for name, value in model.buffers.items()}
+        self.ended = torch.zeros_like(self.best_epoch)  # epoch after which a run stopped early; 0 while it trains
+        self.broken = torch.zeros_like(self.best_epoch)  # first epoch with outputs that are not finite; 0 if none
+
+    @torch.no_grad()
+    def measure(self, outputs: Tensor) -> None:
+        """Measures the outputs of an epoch; keeps the parameters of runs that are best on validation so far."""
+        metrics, whole = [], []
+        for group in self.groups:
+            own, parts = outputs[group.runs].float(), group.parts.values()
+            metrics.append(torch.stack([self._metric(*part, own) for part in parts]))
+            whole.append(torch.stack([own[:, index].flatten(1).isfinite().all(1) for index, _ in parts]).all(0))
+        measured, finite = torch.cat(metrics, 1), torch.cat(whole)
+        self.broken.copy_(torch.where(~finite & (self.broken == 0) & (self.ended == 0), self.clock, self.broken))
+        better = improves(measured[1], self.best[1], self.metric.higher_is_better)
+        for group in self.groups:
+            if not group.split.valid.numel():  # nothing to choose by: the last epoch is kept
+                better[group.runs] = True
+        better &= self.ended == 0
+        self.measured.index_copy_(0, self.clock - 1, measured.unsqueeze(0))
+        self.best.copy_(torch.where(better, measured, self.best))
+        self.best_epoch.copy_(torch.where(better, self.clock, self.best_epoch))
+        torch.where(better.unsqueeze(1), self.model.flat, self.best_flat, out=self.best_flat)
+        for name, value in self.model.buffers.items():
+            keep = better.view(-1, *[1] * (value.dim() - 1))
+            self.best_buffers[name].copy_(torch.where(keep, value, self.best_buffers[name]))
+        if self.config.patience is not None:
+            out = out_of_patience(self.clock, self.best_epoch, self.config.patience) & (self.ended == 0)
+            self.ended.copy_(torch.where(out, self.clock, self.ended))
+
+    def _metric(self, index: Tensor, targets: Tensor, outputs: Tensor) -> Tensor:
+        chosen = outputs[:, index]
+        if self.metric.name in AT_ONCE and index.numel():
+            return torch.vmap(lambda run: self.metric(run, targets))(chosen).double()
+        return torch.stack([self.metric(run, targets).double() for run in chosen])
+
+    def all_stopped(self) -> bool:
+        """Whether all runs have stopped; this waits for the device."""
+        if self.config.patience is None or len(self.measured_at) % LOOK_EVERY.get(self.device.type, 1):
+            return False
+        return bool((self.ended > 0).all())
+
+    def tell(self, callbacks: Sequence[Callback], epoch: int, seconds: float) -> None:
+        """Calls callbacks with an evaluated epoch of every run that has not stopped."""
+        measured, best = self.measured[epoch - 1].T.tolist(), self.best.T.tolist()
+        epochs, losses, ended = self.best_epoch.tolist(), self.losses[epoch - 1].tolist(), self.ended.tolist()
+        for i, run in enumerate(self.runs):
+            if 0 < ended[i] < epoch:
+                continue
+            numbers = (losses[i], *measured[i], seconds, epochs[i], *best[i][1:])
+            event = EpochEvent(run.seed, self.task.splits[run.split].name, epoch, self.config.epochs, *numbers)
+            for callback in callbacks:
+                callback.on_epoch(event)
+
+    def records(self, outputs: Tensor, epoch: int, status: Status, seconds: float) -> list[Ended]:
+        """One per run, in their order; an error in place of a run whose loss did not stay finite.
+
+        ``outputs [runs, …]`` are those of every run's best epoch, on the CPU; `status` is that of runs that did not
+        stop early, `seconds` what all runs took together.
+        """
+        losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
+        values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
+        flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
+        found: list[Ended] = []
+        for i, run in enumerate(self.runs):
+            rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
+            if (error := divergence(rows, broken[i], run.config)) is not None:
+                found.append(error)
+                continue
+            for at in self.measured_at:
+                if at <= len(rows):
+                    rows[at - 1] |= {name: values[at - 1][p][i] for p, name in enumerate(PARTS)}
+            split, scores = self.task.splits[run.split], dict(zip(PARTS, best[i], strict=True))
+            more: dict[str, Any] = {
+                "seconds": seconds / len(self.runs),
+                "state": self.model.state_of(i, flat, buffers),
+                "outputs": outputs[i].clone(),
+                "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
+                "notes": (*self.notes, *warning_signs(self.task, split, outputs[i].float(), self.metric.name)),
+            }
+            found.append(record_of(run.seed, split, self.metric, best_epoch[i], scores, rows, **more))
+        return found
 
 
 class StackTrainer:
@@ -301,10 +427,9 @@ class StackTrainer:
         if snapshot.facts.get("runs") != self._names:
             raise CheckpointError("the checkpoint is of a stack of other runs")
         try:
-            for name, value in self._state().items():
-                if value.shape != snapshot.tensors[name].shape:
-                    raise UserError(f"{name} has another shape")
-                value.copy_(snapshot.tensors[name])
+            state = self._state()
+            for name, value in same_shapes(snapshot.tensors, state).items():
+                state[name].copy_(value)
             if not 0 <= int(self.journal.clock) <= self.config.epochs:
                 raise UserError(f"it is of epoch {int(self.journal.clock)}")
             self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
@@ -336,37 +461,45 @@ class StackTrainer:
         self._launched.add(due)
 
     def _turn_by_kernels(self, due: bool) -> None:
-        flat, passed = self.model.flat.detach().requires_grad_(), None  # in the same memory
+        known, passed = self.model.parameters(self.model.flat), None
+        leaves = {name: value.detach().requires_grad_() for name, value in known.items()}  # in the same memory
         if self._one_pass:
             self.model.site = 0
-            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), flat)
+            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), leaves)
         if due:
             self.journal.measure(self._evaluate() if passed is None else passed[0].detach())
-        self._train(flat, passed)
+        self._train(leaves, passed)
         self.journal.clock += 1
 
-    def _forward(self, step: Step, flat: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, step: Step, leaves: Tensors) -> tuple[Tensor, Tensor]:
         keys = self.keys.index_select(0, self.journal.clock)[0]
         with precision(self.device, self.config.precision):
-            return self.model.outputs(step.inputs.outputs, flat, self.model.buffers, keys)
+            return self.model.outputs(step.inputs.outputs, leaves, self.model.buffers, keys)
 
-    def _train(self, flat: Tensor, passed: tuple[Tensor, Tensor] | None) -> None:
+    def _train(self, leaves: Tensors, passed: tuple[Tensor, Tensor] | None) -> None:
         recorded = torch.zeros(len(self.runs), device=self.device)
-        gradient: Tensor | None = None
         self.model.site = 0
         for step in self.feed.steps(self.epoch + 1):
-            outputs, penalty = self._forward(step, flat) if passed is None else passed
+            outputs, penalty = self._forward(step, leaves) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
-            (found,) = torch.autograd.grad(total, flat)
-            gradient = found if gradient is None else gradient.add_(found)
+            total.backward()
             if step.update:
-                if self.config.gradient_clip is not None:
-                    clip_gradients(gradient, self.config.gradient_clip)
-                self.optimizer.step(gradient, self.rates.index_select(0, self.journal.clock)[0])
-                gradient = None
+                self._update(list(leaves.values()))
         self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
+
+    def _update(self, leaves: Sequence[Tensor]) -> None:
+        """One step; parameters that no pass has used, which have no gradient, stay as they are."""
+        each = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        gradient, used = torch.cat([one.reshape(len(self.runs), -1) for one in each], 1), None
+        if any(leaf.grad is None for leaf in leaves):
+            used = torch.cat([torch.full_like(leaf[0], leaf.grad is not None).reshape(-1) for leaf in leaves])
+        if self.config.gradient_clip is not None:
+            clip_gradients(gradient, self.config.gradient_clip)
+        self.optimizer.step(gradient, self.rates.index_select(0, self.journal.clock)[0], used)
+        for leaf in leaves:
+            leaf.grad = None
 
     def _loss(self, group: Group, step: Step, outputs: Tensor) -> Tensor:
         if len(self.groups) > 1:  # only whole graphs, see `unstackable`: each split has its own rows
@@ -376,9 +509,9 @@ class StackTrainer:
 
     @torch.no_grad()
     def _evaluate(self, flat: Tensor | None = None, buffers: Tensors | None = None) -> Tensor:
-        state = (self.model.flat, self.model.buffers) if flat is None or buffers is None else (flat, buffers)
+        known = self.model.parameters(self.model.flat if flat is None else flat)
         with precision(self.device, self.config.precision):
-            return self.model.outputs(self.feed.outputs, *state)[0].float()
+            return self.model.outputs(self.feed.outputs, known, buffers or self.model.buffers)[0].float()
 
     def records(self, status: Status) -> list[Ended]:
         """One per run, in their order."""

@@ -10,10 +10,9 @@ points of the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` 
 validation curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are
 trained as one (`difformer.training.stack`), and none is stopped early. Processes (`jobs`) and ranks share the trials.
 
-The folder of a study holds ``study.json``, what was asked, and ``trials*.jsonl``, one line per trial that has ended and
-one file per process. The setting of a trial follows from its number, so a second call with the same question continues
-a study that had ended, was interrupted or was killed, and repeats no trial. Another question in the same folder is
-refused.
+The folder of a study holds the request, ``study.json``, and ``trials*.jsonl``: one line per trial that has ended, one
+file per process. The setting of a trial follows from its number, so a second call with the same request continues a
+study that ended, was interrupted or was killed, without repeating a trial. A different request is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from difformer.data import Task
+from difformer.data import Split, Task
+from difformer.data.batches import GraphBatches
 from difformer.errors import UserError, require
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
 from difformer.schema import check
@@ -59,7 +59,7 @@ PROPOSALS = 20  # of the estimator that repeat earlier ones before a point is dr
 POINTS_AT_ONCE = 64  # of a stack: what is lost when the study is interrupted
 STUDY = "study.json"
 Point = dict[str, Any]
-Work = tuple[str, int]  # a trial to be made: of which model, and its number
+Work = tuple[str, int]  # a trial to run: of which model, and its number
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Tuned:
     """What a study found for one model."""
 
     best: Trial  # with the best validation score
-    settings: Point  # all of the best trial, the fixed ones included, as a preset has them
+    settings: Point  # all of the best trial, the fixed ones included, as in a preset
     metric: str  # what was measured on validation
     higher_is_better: bool
     trials: tuple[Trial, ...] = field(repr=False)  # every one that has ended
@@ -198,7 +198,7 @@ def tune(
         trials: Settings to try per model, including those of earlier calls; at most the points of the space, the
             defaults and `Question.first`, unless the sampler is ``"tpe"``.
         out: Folder of the study, which is created if it does not exist.
-        jobs: Processes that work at the same time. With more than one, timing decides which trials are stopped early.
+        jobs: Processes that run trials in parallel. With more than one, timing decides which trials are stopped early.
         device: As in `train_one`.
         stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         seconds: No trial is started after that time.
@@ -221,7 +221,8 @@ def tune(
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
         device, stacked, on_trial = str(ranks.device), False, on_trial if ranks.first else None
-    study = _Study(Path(out), asked, without_test(task), device, time.monotonic() + seconds, stacked, on_trial)
+    seen = without_test(task, max((question.runs for question in asked), default=1))
+    study = _Study(Path(out), asked, seen, device, time.monotonic() + seconds, stacked, on_trial)
     with ExitStack() as held:
 
         def begin() -> list[Work]:
@@ -280,7 +281,7 @@ class _Study:
     told: set[Work] = field(default_factory=set)  # trials that the listener knows of
 
     def check(self) -> None:
-        """Finds what is wrong with a request before anything is written."""
+        """Validates the request before anything is written."""
         names = [question.model for question in self.questions]
         if not names or len(set(names)) != len(names):
             raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
@@ -297,7 +298,7 @@ class _Study:
                 question.config(point)
 
     def left(self, trials: int, task: Task) -> list[Work]:
-        """Writes down what is asked about a task, and returns the trials to be made; the folder must be locked."""
+        """Records the request, and returns the trials that remain; the folder must be locked."""
         path = self.folder / STUDY
         kept = read_json(path) if path.exists() else {}
         if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
@@ -337,7 +338,7 @@ class _Study:
         return found
 
     def work(self, left: Sequence[Work]) -> None:
-        """Makes trials in this process until the time is up, and writes each down when it ends."""
+        """Runs trials in this process until the time limit, and records each one when it ends."""
         path = self.folder / ("trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl")
         for question in self.questions:
             numbers, stacked = [number for model, number in left if model == question.model], self.stacked
@@ -390,7 +391,7 @@ class _Study:
 
 
 def _process(number: int, packed: bytes, left: Sequence[Work], jobs: int) -> None:
-    def end_with_parent() -> None:  # an unfinished trial is made again when the study is continued
+    def end_with_parent() -> None:  # an unfinished trial is run again when the study is continued
         if (parent := multiprocessing.parent_process()) is not None:
             wait([parent.sentinel])
             os._exit(1)
@@ -458,7 +459,18 @@ class _Watch:
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
 
 
-def without_test(task: Task) -> Task:
-    """The task with splits whose test parts are empty."""
-    none = torch.empty(0, dtype=torch.long)
-    return task.with_splits(dataclasses.replace(split, test=none) for split in task.splits)
+def without_test(task: Task, runs: int | None = None) -> Task:
+    """The task with the splits of the first `runs` runs, without their test parts and graphs only used there.
+
+    An evaluation computes the outputs of all graphs. They do not see each other, so the others keep theirs.
+    """
+    splits = [dataclasses.replace(split, test=split.test[:0]) for split in task.splits[:runs]]
+    if task.kind != "graphs":
+        return task.with_splits(splits)
+    used = torch.cat([part for split in splits for part in split.parts().values()]).unique()
+    found, names = GraphBatches(task, batch_size=1).batch(used), task.instance_names
+    facts: dict[str, Any] = {n: getattr(found, n) for n in ("x", "y", "edge_index", "edge_weight", "node_ptr")}
+    facts["instance_names"] = tuple(names[graph] for graph in used.tolist()) if names else ()
+    parts = ([torch.searchsorted(used, part) for part in split.parts().values()] for split in splits)
+    facts["splits"] = tuple(Split(split.name, *own) for split, own in zip(splits, parts, strict=True))
+    return dataclasses.replace(task, **facts)
