@@ -55,7 +55,7 @@ def test_demo_refuses_a_taken_folder_before_it_trains(call, tmp_path, monkeypatc
     (tmp_path / "file").touch()
     answer = call("demo", "--out", tmp_path)
     assert answer.code != 0
-    assert "already there and not empty" in answer.err
+    assert "already exists and is not empty" in answer.err
 
 
 def test_demo_as_json(call, brief, tmp_path, monkeypatch):

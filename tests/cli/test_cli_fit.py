@@ -243,7 +243,7 @@ def test_fit_uses_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--features", "x.csv"], "not both"),
         (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),
         (["fit", "--labels", "y.csv"], "--features is missing"),
-        (["fit", "--resume", "nowhere"], "nowhere is not there"),
+        (["fit", "--resume", "nowhere"], "nowhere does not exist"),
         (["fit", "iris", "--resume", "run"], "omit the data set"),
         (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
         (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "not finite at epoch 1"),
@@ -286,7 +286,7 @@ def test_an_existing_folder_is_not_overwritten(call, tmp_path):
     (tmp_path / "taken/thesis.txt").write_text("years")
     answer = call("fit", "iris", *QUICK, "--out", "taken")
     assert answer.code == 2
-    assert "taken is already there and not empty; nothing was changed" in answer.err
+    assert "taken already exists and is not empty; nothing was changed" in answer.err
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
 
 

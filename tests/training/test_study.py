@@ -20,7 +20,8 @@ from difformer.training.config import TrainConfig, make_config
 from difformer.training.loop import Journal, train_one
 from difformer.training.spaces import Space, default_space, load_spaces
 from difformer.training.study import Question, read_trials, tune
-from difformer.zoo import options_of
+from difformer.zoo import MODELS, find, options_of
+from difformer.zoo.model_registry import model_class
 
 pytest.importorskip("optuna")
 
@@ -391,3 +392,44 @@ def test_the_first_trial_has_the_defaults_also_of_what_the_space_fixes():
     assert question.config(question.planned(2)[1]).options["transform"] is False
     held = Question("difformer-s", space.with_fixed({"transform": False}))
     assert held.config(held.defaults()).options["transform"] is False
+
+
+@pytest.mark.parametrize("model", [one for one in MODELS if find(one).trained])
+@pytest.mark.parametrize("observed", [True, False])
+def test_every_model_takes_every_value_of_the_space_of_own_data(model, observed):
+    axes = default_space("nodes", observed=observed, model=model, own=True, rows=100).axes
+    declared = getattr(model_class(find(model)), "_options", {})
+    for name, values in axes.items():
+        for value in values:
+            make_config(model, {name: value})
+            if name in declared:
+                declared[name].check(name, value)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_setting_that_fails_does_not_end_the_study(iris, tmp_path, stacked):
+    space = Space("two", {"activation": (None, "relu")}, {"epochs": 3, "hidden_channels": 4})
+    question = Question("gcn", space, sampler="grid", prune=False)
+    found = tune(iris, question, trials=3, out=tmp_path, device="cpu", stacked=stacked)["gcn"]
+    failed = [trial for trial in found.trials if trial.reason]
+    assert [trial.settings["activation"] for trial in failed] == [None]
+    assert "activation must be one of" in failed[0].reason
+    assert found.settings["activation"] == "relu"
+
+
+def test_a_model_without_a_successful_trial_leaves_the_others(iris, tmp_path):
+    wrong = Question("gcn", Space("one", {}, {"epochs": 3, "activation": None}), prune=False)
+    right = Question("mlp", SPACE, prune=False)
+    with pytest.warns(UserWarning, match=r"none of \d trials of gcn succeeded: activation must be"):
+        found = tune(iris, [wrong, right], trials=1, out=tmp_path, device="cpu")
+    assert list(found) == ["mlp"]
+
+
+def test_a_study_continues_with_the_settings_it_began_with(iris, tmp_path):
+    """Settings to begin with may come from presets, which another version of the package has changed."""
+    first = Question("mlp", SPACE, prune=False)
+    before = tune(iris, first, trials=2, out=tmp_path, device="cpu")["mlp"].trials
+    later = dataclasses.replace(first, first=({"learning_rate": 0.7},))
+    after = tune(iris, later, trials=3, out=tmp_path, device="cpu")["mlp"].trials
+    assert after[:2] == before
+    assert after[2].settings == first.planned(3)[2]

@@ -231,6 +231,8 @@ def _saved(error: KeyboardInterrupt) -> str:
     """What an interrupted run leaves, and how to resume it; a second Ctrl-C leaves no time to save."""
     saved, begun = getattr(error, "folder", ""), getattr(error, "begun", "")
     said = "; the state was saved. Resume with" if saved else " at once. Resume from the last checkpoint with"
+    if saved and getattr(error, "again", False):
+        said = "; the results so far were saved. Unfinished seeds start again with"
     return f"{said}: difformer fit --resume {saved or begun}" if saved or begun else ""
 
 

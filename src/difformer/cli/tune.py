@@ -91,14 +91,15 @@ def tune(
         output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
     reports = []
-    for question in questions:
+    for question in (question for question in questions if question.model in found):
         path = folder / ("best.toml" if len(names) == 1 else f"best-{question.model}.toml")
         reports.append(_finish(found[question.model], question, task, source, path, output))
     output.json(reports[0] if len(names) == 1 else {"models": reports})
     if len(names) > 1:  # best first, by the validation score of their best settings
-        ranked = sorted(found.values(), key=lambda one: one.score, reverse=found[names[0]].higher_is_better)
+        metric, reverse = next((one.metric, one.higher_is_better) for one in found.values())
+        ranked = sorted(found.values(), key=lambda one: one.score, reverse=reverse)
         rows = [[place, one.model, f"{one.score:.4f}", len(one.trials)] for place, one in enumerate(ranked, 1)]
-        output.table(["rank", "model", f"valid {found[names[0]].metric}", "trials"], rows)
+        output.table(["rank", "model", f"valid {metric}", "trials"], rows)
     output.say("The test part was not given to the trainer.")
 
 

@@ -66,9 +66,7 @@ class Entry:
     licence: str = "none stated"  # of the source
     aliases: tuple[str, ...] = ()  # other names
     notes: tuple[str, ...] = ()  # what a reader of results should know, one sentence each
-    former: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # options of earlier versions, and their only value now
+    former: Mapping[str, Any] = field(default_factory=dict)  # options of earlier versions, and their only value now
     learned: str | None = None  # file of the default features, if these are learned and not downloaded
     forms: tuple[Form, ...] = ()  # the sets of files it may be read from; none for what is built in
 

@@ -20,6 +20,7 @@ from difformer import toml
 from difformer.errors import UserError
 from difformer.zoo import find, options_of
 from difformer.zoo.model_catalogue import plain
+from difformer.zoo.model_registry import takes
 
 SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes if there is no graph
 MOST_ROWS = 20_000  # with which all pairs are affordable in every trial
@@ -106,6 +107,8 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False, r
     if own and info.trained:
         graph = () if observed else ("graph_weight", "graph_norm")
         space = spaces["own"].only([key for key in ("learning_rate", "weight_decay", *options) if key not in graph])
+        axes = {key: tuple(v for v in values if takes(model, key, v)) for key, values in space.axes.items()}
+        space = replace(space, axes={key: values for key, values in axes.items() if values})
     elif info.group == "difformer":
         space = replace(space.with_fixed(space.difformer), difformer=space.difformer)
     elif one_graph and info.space:

@@ -477,29 +477,31 @@ class StackTrainer:
             return self.model.outputs(step.inputs.outputs, leaves, self.model.buffers, keys)
 
     def _train(self, leaves: Tensors, passed: tuple[Tensor, Tensor] | None) -> None:
-        recorded = torch.zeros(len(self.runs), device=self.device)
+        recorded, every = torch.zeros(len(self.runs), device=self.device), list(leaves.values())
+        gradients: list[Tensor | None] = [None] * len(every)
         self.model.site = 0
         for step in self.feed.steps(self.epoch + 1):
             outputs, penalty = self._forward(step, leaves) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
-            total.backward()
+            found = torch.autograd.grad(total, every, allow_unused=True)
+            gradients = [a if b is None else b if a is None else a + b for a, b in zip(gradients, found, strict=True)]
             if step.update:
-                self._update(list(leaves.values()))
+                self._update(every, gradients)
+                gradients = [None] * len(every)
         self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
 
-    def _update(self, leaves: Sequence[Tensor]) -> None:
+    def _update(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """One step; parameters that no pass has used, which have no gradient, stay as they are."""
-        each = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        each = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
         gradient, used = torch.cat([one.reshape(len(self.runs), -1) for one in each], 1), None
-        if any(leaf.grad is None for leaf in leaves):
-            used = torch.cat([torch.full_like(leaf[0], leaf.grad is not None).reshape(-1) for leaf in leaves])
+        if any(g is None for g in gradients):
+            known = zip(leaves, gradients, strict=True)
+            used = torch.cat([torch.full_like(leaf[0], g is not None).reshape(-1) for leaf, g in known])
         if self.config.gradient_clip is not None:
             clip_gradients(gradient, self.config.gradient_clip)
         self.optimizer.step(gradient, self.rates.index_select(0, self.journal.clock)[0], used)
-        for leaf in leaves:
-            leaf.grad = None
 
     def _loss(self, group: Group, step: Step, outputs: Tensor) -> Tensor:
         if len(self.groups) > 1:  # only whole graphs, see `unstackable`: each split has its own rows

@@ -26,6 +26,7 @@ import pickle
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -213,7 +214,10 @@ def tune(
         UserError: If the folder holds another study, stacks are asked for and not possible, or no trial succeeded.
         ImportError: If the sampler is ``"tpe"`` and optuna is not installed.
     """
+    # Settings to begin with may differ in another version of the package; those of the study count.
+    firsts = {model: one.get("first", ()) for model, one in _stored(Path(out)).items()}
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
+    asked = tuple(dataclasses.replace(one, first=tuple(firsts.get(one.model, one.first))) for one in asked)
     if trials < 1 or jobs < 1:
         raise UserError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
     first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
@@ -245,6 +249,14 @@ def tune(
         study.tell()
         found: dict[str, Tuned] = first_does(study.best)
         return found
+
+
+def _stored(folder: Path) -> dict[str, dict[str, Any]]:
+    """The questions of the study in a folder, by model; none if there is no study."""
+    kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
+    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
+        raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
+    return kept
 
 
 _TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
@@ -299,10 +311,7 @@ class _Study:
 
     def left(self, trials: int, task: Task) -> list[Work]:
         """Records the request, and returns the trials that remain; the folder must be locked."""
-        path = self.folder / STUDY
-        kept = read_json(path) if path.exists() else {}
-        if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
-            raise UserError(f"out: {path} is damaged; choose another folder")
+        path, kept = self.folder / STUDY, _stored(self.folder)
         asked = {question.model: question.written(task) for question in self.questions}
         for model, now in asked.items():
             if model in kept and kept[model] != now:
@@ -323,18 +332,23 @@ class _Study:
                 self.listener(trial)
 
     def best(self) -> dict[str, Tuned]:
-        """The best trial of each model so far, and all others."""
-        found = {}
+        """The best trial of each model that has one, and all others."""
+        found, failed = dict[str, Tuned](), list[str]()
         for question in self.questions:
             ended, metric = tuple(read_trials(self.folder, question.model)), question.metric(self.task)
             complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
             if not complete:
                 reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
-                raise UserError(f"trials: none of {len(ended)} trials of {question.model} succeeded: {reasons}")
+                failed.append(f"none of {len(ended)} trials of {question.model} succeeded: {reasons}")
+                continue
             sign = 1 if metric.higher_is_better else -1
             best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
             settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
             found[question.model] = Tuned(best, settings, *rule, ended, question.model)
+        if not found:
+            raise UserError(f"trials: {'; '.join(failed)}")
+        for problem in failed:
+            warnings.warn(f"trials: {problem}", UserWarning, stacklevel=4)
         return found
 
     def work(self, left: Sequence[Work]) -> None:
@@ -360,7 +374,7 @@ class _Study:
             for run in range(question.runs):
                 split = split_number(self.task, run)
                 watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
-        except (_Hopeless, NonFiniteLossError) as error:
+        except (_Hopeless, NonFiniteLossError, UserError) as error:  # a setting that fails does not end the study
             reason = str(error)
         return question.trial(number, point, watch.before, time.perf_counter() - started, reason, tuple(watch.curve))
 
@@ -368,11 +382,15 @@ class _Study:
         started, seeds, planned = time.perf_counter(), range(question.runs), question.planned(max(numbers) + 1)
         configs = [question.config(planned[number]) for number in numbers]
         runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-        results, trials = iter(train_stacked(self.task, runs, self.device)), []
+        trials = list[Trial]()
+        try:
+            results: Iterator[Any] = iter(train_stacked(self.task, runs, self.device))
+        except UserError as error:
+            results = iter([error] * len(runs))
         each = (time.perf_counter() - started) / len(numbers)
         for number in numbers:
             own = [next(results) for _ in seeds]
-            reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
+            reason = next((str(one) for one in own if isinstance(one, Exception)), "")
             values = [] if reason else [one.valid for one in own]
             trials.append(question.trial(number, planned[number], values, each, reason))
         return trials

@@ -147,7 +147,7 @@ class Option:
         interval = self.within or ("[0, 1)" if name.endswith("dropout") else INTERVALS.get(name))
         if interval is not None:
             low, high = (float(end) for end in interval[1:-1].split(","))
-            above = value >= low if interval[0] == "[" else value > low
+            above = value is not None and (value >= low if interval[0] == "[" else value > low)
             if not (above and (value <= high if interval[-1] == "]" else value < high)):
                 raise UserError(f"{name} must lie in {interval}, got {value!r}", argument=name)
 

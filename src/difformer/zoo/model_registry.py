@@ -192,6 +192,15 @@ def options_of(name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in info.fixed}
 
 
+def takes(name: str, option: str, value: Any) -> bool:
+    """Whether a model of the package takes a value of one of its options; True for what it does not declare."""
+    declared = getattr(model_class(find(name)), "_options", {})
+    try:
+        return option not in declared or declared[option].check(option, value) is None
+    except UserError:
+        return False
+
+
 def current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options under their current names."""
     renamed = RENAMED.get(name, {})
