@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Threads sleep while they wait; on shared cores spinning costs many times more.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow lint docs bench dist test-dist install clean
+.PHONY: demo test test-slow test-kernels lint docs bench dist test-dist install clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m difformer demo
@@ -16,6 +16,11 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow --timeout 1500
+
+# The kernels for GPUs, in Triton's interpreter, which needs no GPU.
+test-kernels: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/triton triton==3.9.0
+	TRITON_INTERPRET=1 PYTHONPATH=build/triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/kernels/test_gpu_layer.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
