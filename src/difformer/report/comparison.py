@@ -10,8 +10,8 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
 where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. If all
 differences are equal there is no estimate of their noise, and p is that of the sign test, :math:`2^{1-n}`. With more
-than two runs the p-values are Holm's: the k-th smallest of m is multiplied by m - k + 1, and none is smaller than the
-one before it.
+than two runs the p-values are corrected by Holm's method: the k-th smallest of m is multiplied by m - k + 1, and none
+is smaller than the one before it.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _test_to_train(folder: RunFolder) -> float | None:
         else:
             continue
         return test / train if train else None
-    raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; fit the run anew")
+    raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; train the run again")
 
 
 def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
