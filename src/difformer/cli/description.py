@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
-ABOUT_TARGET = re.compile(r"\b(labels?|class|classes|targets?)\b(?!\.)")  # but not labels.csv
+ABOUT_TARGET = re.compile(r"(?<!no )\b(labels?|class|classes|targets?)\b(?!\.)")  # but not labels.csv
 SHARES = re.compile(r"((?:stratified|random) [\d.]+/[\d.]+/[\d.]+)")
 
 
