@@ -92,7 +92,7 @@ METRIC = option("Metric that selects the epoch and is reported: accuracy, rocauc
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
-    """``["a=1", "b=x"]`` as a mapping of texts."""
+    """``["a=1", "b=x"]`` as a mapping of strings."""
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
@@ -252,20 +252,22 @@ def explain(error: Exception) -> str:
 
 def with_options(text: str, argument: str | None = None) -> str:
     """A message with arguments as they are typed, `argument` at the end: ``drop=age`` becomes ``--data drop=age``."""
-    if _takes_data and "--" not in text:
+    if "--" not in text:
         text = _ARGUMENT.sub(lambda found: spelled(found[1], found[2]) or found[0], text)
     option = "" if argument is None else spelled(argument)
     return f"{text} ({option})" if re.split("…| [A-Z]", option)[0] not in text else text
 
 
 def spelled(argument: str, value: str = "") -> str:
-    """An argument of Python as it is typed on the command line: ``--data duplicates=…``; empty if it cannot be."""
+    """An argument of Python as it is typed, ``--data duplicates=…``; empty if the command has no such option."""
+    if not _takes_data and argument != "device":  # the others come with --data
+        return ""
     if argument in _SPELLED:
         option, _, kind = _SPELLED[argument].partition(" ")
         return f"{option} {value or kind}".rstrip()
-    if argument in file_options():
-        return f"--data {argument}={value or '…'}" if _takes_data else ""
-    return f"--set {argument}={value or '…'}" if argument in vars(TrainConfig()) else ""
+    settings = {**vars(TrainConfig()), **zoo.options_of("difformer")}
+    group = "data" if argument in file_options() else "set" if argument in settings else ""
+    return f"--{group} {argument}={value or '…'}" if group else ""
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""``difformer evaluate``: measure a run again, from its folder alone."""
+"""``difformer evaluate``: measure a run again, only from its folder."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def _train(
 
 
 def _attention_off(request: Request) -> TrainConfig:
-    """The same settings with attention off: diffusion over observed edges alone."""
+    """The same settings with attention off: diffusion only over observed edges."""
     info = zoo.find(request.config.model)
     if "diffusivity" not in {*info.fixed, *zoo.options_of(info.name)}:
         raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")

@@ -251,7 +251,7 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
 
 def _value(key: str, text: str, annotation: str) -> Any:
-    """The value of a text for an annotation such as ``Column | Sequence[Column] | None``."""
+    """The value of a string for an annotation such as ``Column | Sequence[Column] | None``."""
     kinds = [part.strip() for part in annotation.split("|")]
     single = [kind for kind in kinds if not kind.startswith(("Sequence[", "Mapping["))]
     if "None" in single and text.lower() == "none":

@@ -69,13 +69,12 @@ def reproduce(
     rows |= {"preset_folder": presets, "seconds": seconds, "limit": limit, "retry": retry}
     request = cells.Request(quick, seeds, device, **rows)
     folder = out / experiment.name
-    lines = ledger.Ledger(folder).read() if table_only else []
-    if table_only and not lines:
-        raise UserError(
-            f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
-            f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
-        )
     if table_only:
+        if not (lines := ledger.Ledger(folder).read()):
+            raise UserError(
+                f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
+                f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
+            )
         request = replace(request, quick=bool(lines[0].get("quick")))
         outcome = runner.outcome_of(cells.wanted_cells(experiment, request), lines, request)
     else:

@@ -153,7 +153,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our best row against another: `test` holds differences of ours less the other's, with Holm's p."""
+    """Our best row against another: `test` holds differences of ours minus the other's, with Holm's p."""
 
     ours: Row
     other: Row

@@ -44,7 +44,7 @@ class Paired:
 
     name: str  #: of the run
     pairs: int  #: number of seeds for which both have a score
-    difference: float  #: mean of its metric less that of the first run
+    difference: float  #: mean of its metric minus that of the first run
     deviation: float  #: sample deviation of the differences
     interval: tuple[float, float] | None  #: 95 % interval of the mean difference, corrected if there are several splits
     t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
@@ -221,7 +221,7 @@ def _notes(folders: Sequence[RunFolder], against: Sequence[Paired]) -> tuple[str
         "the data of these runs are not the same (other preprocessing, graph or splits); pairs are those with the same "
         "seed and the same name of split": len({one["fingerprint"] for one in data}) > 1,
         "the protocols differ: " + " | ".join(one["protocol"] for one in data): len({d["protocol"] for d in data}) > 1,
-        "all seeds share one split, so differences are over initialisations alone": len(splits) == 1 < max(seeds),
+        "all seeds share one split, so differences are over initialisations only": len(splits) == 1 < max(seeds),
         "some seeds are in one run only and were left out of the tests": any(one.pairs < seeds[0] for one in against),
         "p-values are corrected for several comparisons (Holm)": len(against) > 1,
     }

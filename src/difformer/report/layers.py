@@ -65,7 +65,7 @@ def why_no_pairs(scene: Scene | None) -> str:
         return "There are no diffusion layers, hence no latent pairs."
     layer: DIFFormerConv = scene.encoder.layers[0]
     if layer.diffusivity is None:
-        return "This model propagates over observed edges alone (no diffusivity), so it infers no latent pairs."
+        return "This model propagates only over observed edges (no diffusivity), so it infers no latent pairs."
     if layer.form == "identity":
         return "The identity diffusivity exchanges nothing, so there are no latent pairs."
     if layer.query is None:
