@@ -20,9 +20,9 @@ def own(people):
 def test_each_seed_has_a_split_of_its_own(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK)
     assert answer.code == 0, answer.err
-    assert (
-        "protocol: own data, no graph; columns standardised; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
-    )
+    said = "own data, no graph; columns standardised; stratified 50/25/25 %, 10 splits, seeds 0 to 9\n"
+    said += "train/valid/test: 25, 12 and 13 rows, 3 of 10 splits (--seeds 10 for all)\n"
+    assert f"protocol: {said}target: one of 3 classes (" in answer.out
     assert "over 3 seeds, each on its own split)" in answer.out
     assert all(f"seed={seed} " in answer.out for seed in range(3))
 
@@ -39,7 +39,8 @@ def test_deviation_over_one_split_is_labelled_as_such(call, own):
 
 def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     answer = call("fit", *own, "--seeds", "1", *QUICK, "--set", "dropout=0.1")
-    assert "preset: own-data (difformer on own-data): the best of six settings on average" in answer.out
+    assert "preset: own-data: the settings that did best on average over eight other data sets\n" in answer.out
+    assert "validation" not in answer.out.partition("seed ")[0]  # a score on other data would be taken for a result
     assert "learning_rate=0.01, weight_decay=0.005, dropout=0.1, hidden_channels=4" in answer.out
     assert "settings: preset own-data, with epochs=2, hidden_channels=4, dropout=0.1\n" in answer.out
     assert "own-data" not in call("fit", *own, "--seeds", "1", *QUICK, "--model", "mlp").out
@@ -48,11 +49,13 @@ def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     assert "there is no preset 'own-data' for difformer on karate" in refused.err
 
 
-def test_sharp_model_is_suggested_without_a_graph(call, own):
+def test_even_attention_is_explained_and_the_sharp_model_suggested(call, own):
     quick = ("--seeds", "1", *QUICK)
-    assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
-    for model in ("difformer-sharp", "mlp"):
-        assert "difformer-sharp lets" not in call("fit", *own, "--model", model, *quick).out
+    noted = call("fit", *own, "--model", "difformer", *quick).out
+    assert "note: attention with 'simple' scores is usually almost even, so each instance receives" in noted
+    assert "--with attention-off` shows whether that helps, and --model difformer-sharp selects" in noted
+    for model in ("difformer-sharp", "difformer-off", "mlp"):
+        assert "almost even" not in call("fit", *own, "--model", model, *quick).out
 
 
 def test_a_graph_model_without_edges_is_noted(call, own, people):
@@ -163,12 +166,30 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
     answer = call(*words, "--data", "standardize=false")
     assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
-    assert re.search(r"standardize=true brings all columns to one scale.* \(--data standardize=…\)", answer.out)
-    said = r"weighted by column 'jahr' of e.csv; pass edge_columns=.*von.*nach.* \(--data edge_columns=…\)"
+    assert re.search(r"--data standardize=true brings all columns to one scale", answer.out)
+    said = r"weighted by column 'jahr' of e.csv; pass --data edge_columns=.*von.*nach"
     assert re.search(said, answer.out)
     better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out
+
+
+def test_notes_on_the_target_come_first_and_leaks_are_repeated(call, tmp_path):
+    rows = "".join(f"p{i},{i % 7},{90 + i % 3},{1 + i % 3}\n" for i in range(60)) + "p60,1,9,4\n"
+    (tmp_path / "x.csv").write_text("name,age,code,grade\n" + rows)
+    words = ("fit", "x.csv", "--label", "grade", "--model", "mlp", "--seeds", "1", *QUICK)
+    before, _, after = call(*words).out.partition("best epoch")
+    target, *notes = before[before.index("target: ") : before.index("model: ")].splitlines()
+    assert target == "target: one of 4 classes (1, 2, 3, 4); if these are quantities, add --data problem=regression"
+    leak = "note: column 'code' determines the label in all 61 labelled rows; "
+    assert notes[0].startswith(leak)
+    assert notes[0].endswith("pass --data drop=code")
+    assert notes[1].startswith("note: label '4' occurs once")
+    assert notes[2].startswith("note: class '4' has no instance in the training part")
+    assert [note.split()[1] for note in notes[3:]] == ["line", "columns"]
+    assert leak in after
+    assert leak.removeprefix("note: ") in json.loads(call(*words, "--json").out)["notes"][0]
+    assert "target: a number (regression)\n" in call(*words, "--data", "problem=regression").out
 
 
 def test_a_table_of_texts_dates_and_gaps_is_fitted_and_new_rows_are_predicted(call, tmp_path):

@@ -185,7 +185,7 @@ def test_fit_uses_a_split_file(call, people, tmp_path):
         "--seeds", "1", "--model", "mlp", "--set", "epochs=2", "--out", "run",
     )  # fmt: skip
     assert answer.code == 0, answer.err
-    assert "train/valid/test: 20/15/15" in answer.out
+    assert "train/valid/test: 20, 15 and 15 " in answer.out
     assert "--split is for your own files" in call("fit", "iris", "--split", "split.json").err
 
 

@@ -119,7 +119,7 @@ def test_no_id_of_the_stored_results_has_two_scores():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stored_lines_count_for_the_settings_of_today(name):
+def test_stored_lines_match_current_settings(name):
     """Options that are new since then have defaults, and do not make a run another one."""
     found = read_summary(find(name), RESULTS / name)
     rows = {(row.data.key, row.system.key, row.preset): row for one in found.sections for row in one.rows}
@@ -195,7 +195,7 @@ def test_a_line_nested_too_deeply_is_an_error_with_its_number(tmp_path):
         Ledger(tmp_path).read()
 
 
-def test_half_characters_and_rows_without_a_preset_are_refused(tmp_path):
+def test_lone_surrogates_and_lines_without_preset_or_device_are_refused(tmp_path):
     Ledger(tmp_path).path.write_text(json.dumps({**line("gcn", 0, 0.5), "device": "\ud800"}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: not JSON .*surrogates not allowed"):
         Ledger(tmp_path).read()

@@ -36,7 +36,7 @@ def test_every_run_has_a_page_with_every_section(workshop, name):
 
 
 @pytest.mark.parametrize("name", list(RUNS))
-def test_nothing_is_asked_of_the_network(workshop, name):
+def test_page_makes_no_network_requests(workshop, name):
     page = workshop.page(name)
     assert "default-src 'none'" in page.body
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page.body)
@@ -150,7 +150,7 @@ def test_multilabel_has_one_row_per_column(workshop):
     assert "auc" in page.section("predictions")
 
 
-def test_explained_instances_and_those_asked_for(workshop, tmp_path):
+def test_requested_instances_are_explained_besides_the_chosen_ones(workshop, tmp_path):
     path, task = workshop.run("nodes")
     out = tmp_path / "here.html"
     report = write_report(path, out, task=task, nodes=["p5"], seed=1)

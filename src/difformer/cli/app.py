@@ -82,7 +82,7 @@ class _Group(TyperGroup):
 
 @contextmanager
 def _helpful() -> Iterator[None]:
-    """Adds to a usage error what to do, and writes out control characters, as it repeats what was typed."""
+    """Adds a remedy to a usage error, and escapes control characters, since the error repeats what was typed."""
     try:
         yield
     except Exception as error:

@@ -26,7 +26,7 @@ def certify(
     step_size: float = option("Step size of the diffusion.", 0.5),
     steps: int = option("Number of steps.", 6, low=1),
     source_weight: float = option("Weight of the source term.", 0.1),
-    nodes: int = option("Largest number of nodes; more are sampled.", 500, low=2),
+    nodes: int = option("Maximum number of nodes; larger graphs are sampled.", 500, low=2),
 ) -> None:
     """Check the theorems on data.
 

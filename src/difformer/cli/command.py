@@ -1,4 +1,4 @@
-"""What all commands share: how options are declared and read, and what a person sees of an error.
+"""What all commands share: how options are declared and read, and how errors are shown.
 
 Errors of the request or the data (`difformer.errors.UserError`, files, missing extras, memory) become one sentence and
 exit code 2. Any other exception is a bug and keeps its traceback, so that it can be reported.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 
 CHECK_FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 
-# Python arguments that have an option of their own.
-_OPTIONS = ("labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric")
-_SPELLED = {name: f"--{name}" for name in _OPTIONS}
-_SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
+# Python arguments that have an option of their own, some with a word for its value.
+_OPTIONS = ("device", "features FILE", "labels FILE", "edges FILE", "root", "out", "preset", "protocol", "stacked")
+_SPELLED = {name.partition(" ")[0]: f"--{name}" for name in (*_OPTIONS, "seeds", "metric")}
+_SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size N", "label_columns": "--label COLUMN"}
+_ARGUMENT = re.compile(r"(?<![^\s(])(?!(?:name|seeds|out)=)([a-z_]+)=([^\s,;)]*)")  # in a message
 
 _debug = False
 _takes_data = True  # whether the command that runs has the option --data
@@ -90,7 +92,7 @@ METRIC = option("Metric that selects the epoch and is reported: accuracy, rocauc
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
-    """``["a=1", "b=x"]`` as a mapping of texts."""
+    """``["a=1", "b=x"]`` as a mapping of strings."""
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
@@ -251,22 +253,23 @@ def explain(error: Exception) -> str:
 
 
 def with_options(text: str, argument: str | None = None) -> str:
-    """A message with the options that it speaks of: ``pass header=true (--data header=…)``."""
-    named = [] if argument is None else [argument]
-    if _takes_data and "--" not in text:
-        named += [name for name in file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
-    typed = dict.fromkeys(filter(None, map(spelled, named)))
-    missing = [option for option in typed if option.rstrip("…").removesuffix(" FILE") not in text]
-    return f"{text} ({', '.join(missing)})" if missing else text
+    """A message with arguments as they are typed, `argument` at the end: ``drop=age`` becomes ``--data drop=age``."""
+    if "--" not in text:
+        text = _ARGUMENT.sub(lambda found: spelled(found[1], found[2]) or found[0], text)
+    option = "" if argument is None else spelled(argument)
+    return f"{text} ({option})" if re.split("…| [A-Z]", option)[0] not in text else text
 
 
-def spelled(argument: str) -> str:
-    """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
+def spelled(argument: str, value: str = "") -> str:
+    """An argument of Python as it is typed, ``--data duplicates=…``; empty if the command has no such option."""
+    if not _takes_data and argument != "device":  # the others come with --data
+        return ""
     if argument in _SPELLED:
-        return _SPELLED[argument]
-    if argument in file_options():
-        return f"--data {argument}=…" if _takes_data else ""
-    return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""
+        option, _, kind = _SPELLED[argument].partition(" ")
+        return f"{option} {value or kind}".rstrip()
+    settings = {**vars(TrainConfig()), **zoo.options_of("difformer")}
+    group = "data" if argument in file_options() else "set" if argument in settings else ""
+    return f"--{group} {argument}={value or '…'}" if group else ""
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

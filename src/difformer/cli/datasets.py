@@ -1,4 +1,4 @@
-"""``difformer datasets``: what there is to train on, and whether it is on this machine."""
+"""``difformer datasets``: the available data sets, and whether they are on this machine."""
 
 from __future__ import annotations
 

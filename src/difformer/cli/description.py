@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from difformer import data, experiments, training, zoo
 from difformer.cli.command import with_options
-from difformer.cli.inputs import DEFAULT_MODEL, Request, protocol_of
+from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Request, protocol_of
 from difformer.cli.output import PARTS, Output, clock_time, counted, listed, mean_and_deviation, score
 from difformer.experiments.presets import PREFERRED
 from difformer.training.config import TrainConfig, knn_of
@@ -23,49 +23,84 @@ if TYPE_CHECKING:
 
 # Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
+ABOUT_TARGET = re.compile(r"(?<!no )\b(labels?|class|classes|targets?)\b(?!\.)")  # but not labels.csv
+SHARES = re.compile(r"((?:stratified|random) [\d.]+/[\d.]+/[\d.]+)")
 
 
-def describe_task(task: data.Task, config: TrainConfig) -> list[str]:
-    """Size, protocol and notes in a few lines, with the metric and the graph of a configuration."""
-    facts, metric = task.facts(), task.metric if config.metric == "auto" else config.metric
+def describe_task(task: data.Task, config: TrainConfig | None = None, seeds: Iterable[int] = ()) -> list[str]:
+    """Size, protocol, splits that the seeds use, target, notes (those on the target first) and columns."""
+    facts, metric = task.facts(), task.metric if config is None or config.metric == "auto" else config.metric
+    nodes = "nodes" if task.kind != "nodes" or task.edge_index is not None else "rows"
     parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
-    sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
-    split, several = "/".join(map(str, task.splits[0].sizes())), len(task.splits) > 1
+    sizes = [counted(int(facts[key]), nodes if key == "nodes" else key) for key in parts if key in facts]
+    train, valid, test = (f"{size:,}" for size in task.splits[0].sizes())
+    splits = len(task.splits)
+    used = len({seed % splits for seed in seeds}) or splits
+    several = f", {splits} splits" if used == splits else f", {used} of {splits} splits (--seeds {splits} for all)"
     lines = [
         f"{task.name}: {', '.join(sizes)}",
-        f"protocol: {training.metrics.protocol_text(task.protocol, metric)}",
-        f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if several else ""),
+        f"protocol: {protocol_text(task.protocol, metric)}",
+        f"train/valid/test: {train}, {valid} and {test} {sizes[0].split()[1]}" + several * (splits > 1),
     ]
+    if task.protocol.startswith("own data"):
+        lines.append(f"target: {_target(task)}")
+    suspect, advice = leaks(task), [] if config is None else _advice(task, config)
+    notes = sorted(task.notes, key=lambda note: (note not in suspect, not ABOUT_TARGET.search(note)))
+    lines += [f"note: {with_options(note)}" for note in (*notes, *advice)]
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    return lines + [f"note: {with_options(note)}" for note in (*task.notes, *_missing_edges(task, config))]
+    return lines
 
 
-def _missing_edges(task: data.Task, config: TrainConfig) -> list[str]:
-    """A note if there are no edges: for a model that works over them, and for one that has a sharper form."""
-    if knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given"):
-        return []
-    few = task.num_nodes <= training.spaces.MOST_ROWS
-    if few and config.model == "difformer" and "diffusivity" not in config.options:
-        return [
-            "no graph: --model difformer-sharp lets attention select near instances, where the default spreads "
-            "it almost evenly; train both and see with `difformer compare`"
-        ]
-    if not zoo.find(config.model).needs_graph:
-        return []
-    return [
-        f"{config.model} passes messages along edges, but there are no edges here, so every instance is on its "
-        f"own; --set graph=knn:5 connects each to its nearest neighbours"
-        + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
-    ]
+def protocol_text(protocol: str, metric: str) -> str:
+    """A protocol with the metric that is used, and with % behind the shares of a random split."""
+    return SHARES.sub(r"\1 %", training.metrics.protocol_text(protocol, metric))
 
 
-def describe_request(request: Request) -> list[str]:
+def _target(task: data.Task) -> str:
+    """What is predicted, as your own labels were understood."""
+    if task.problem != "multiclass":
+        return "a number (regression)" if task.problem == "regression" else "several labels, each yes or no"
+    names, count = ", ".join(task.class_names[:6]), len(task.class_names)
+    numbers = count > 2 and all(name.lstrip("-").isdigit() for name in task.class_names)
+    guess = "; if these are quantities, add --data problem=regression" if numbers else ""
+    return f"one of {count} classes ({names}{', …' * (count > 6)}){guess}"
+
+
+def leaks(task: data.Task) -> list[str]:
+    """Notes on columns that determine the label, and may be copies of it."""
+    from difformer.data.own.targets import DETERMINES
+
+    return [note for note in task.notes if DETERMINES in note]
+
+
+def _advice(task: data.Task, config: TrainConfig) -> list[str]:
+    """Notes on attention that is nearly even, and on a model that works over edges where there are none."""
+    info, notes = zoo.find(config.model), []
+    score = {**info.defaults, **info.fixed, **config.options}.get("diffusivity", "simple")
+    if info.group == "difformer" and score in ("simple", "sigmoid"):
+        notes.append(
+            f"attention with {score!r} scores is usually almost even, so each instance receives about the same mean of "
+            f"all others; `difformer fit … --with attention-off` shows whether that helps"
+        )
+        if task.num_nodes <= training.spaces.MOST_ROWS:
+            notes[0] += ", and --model difformer-sharp selects near instances instead"
+    edges = knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given")
+    if info.needs_graph and not edges:
+        notes.append(
+            f"{config.model} passes messages along edges, but there are no edges here, so instances do not exchange "
+            f"anything; --set graph=knn:5 connects each to its nearest neighbours"
+            + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
+        )
+    return notes
+
+
+def describe_request(request: Request, task_name: str) -> list[str]:
     """Model, settings, where they come from, and notes."""
     model = request.config.model
     lines = [f"model: {model} ({listed(request.settings) or 'defaults'})"]
     if request.preset is not None:
-        lines += _origin(request, request.preset)
+        lines += _origin(request, request.preset, task_name)
     elif not set(request.settings) - LENGTH:
         lines.append(f"untuned: defaults of {model}{_other_presets(request)}")
     return lines
@@ -73,7 +108,7 @@ def describe_request(request: Request) -> list[str]:
 
 def _other_presets(request: Request) -> str:
     """Which presets could be used in place of the defaults."""
-    model, dataset = request.config.model, request.dataset
+    model, dataset = request.config.model, None if request.source is None else request.source.name
     known = [
         p.name for p in experiments.presets.load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)
     ]
@@ -83,18 +118,17 @@ def _other_presets(request: Request) -> str:
     return f"; presets for {dataset}: {', '.join(known)} (add --preset {known[0]})"
 
 
-def _origin(request: Request, preset: experiments.Preset) -> list[str]:
-    """What a preset is, how it was found, and whether it was chosen for this request."""
-    source, lines = request.source, [f"preset: {preset.describe()}"]
+def _origin(request: Request, preset: experiments.Preset, task_name: str) -> list[str]:
+    """What a preset is, and whether it suits this request; scores are shown only if they are of the same data set."""
+    source, here = request.source, preset.dataset == task_name
+    lines = [f"preset: {preset.describe() if here else f'{preset.name}: {preset.source}'}"]
     if request.automatic:
-        lines.append(
-            f"chosen because it has the best validation score of the DIFFormer presets {preset.name!r} for "
-            f"{preset.dataset} with as many runs; --model {DEFAULT_MODEL} trains the untuned defaults"
-        )
-    lines += [f"found by: {preset.command}"] if preset.command else []
-    lines += [f"note: {preset.note}"] if preset.note else []
-    if request.dataset is not None and preset.dataset != request.dataset:
-        lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")
+        better = f"it has the best validation score of the tuned DIFFormer models for {preset.dataset}"
+        lines.append(f"{better}; --model {DEFAULT_MODEL} trains the untuned defaults")
+    elif here and preset.note:
+        lines.append(f"note: {preset.note}")
+    if not here and preset.dataset != OWN_PRESET:
+        lines.append(f"note: these settings were chosen on {preset.dataset}, not on {task_name}")
     if preset.protocol is not None and protocol_of(source) != preset.protocol:
         lines.append(
             f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
@@ -127,15 +161,15 @@ def report_results(
     """The table of seeds, the result in one line, notes, the run folder, and what ranks sent each other."""
     summary, sent = found if isinstance(found, tuple) else (found, None)
     about = about if sent is None else {**about, "sent": vars(sent)}
-    output.json({**about, **summary.to_dict(), "notes": [*summary.notes, *notes], "run": summary.folder})
+    output.json({**about, **summary.to_dict(), "notes": [*notes, *summary.notes], "run": summary.folder})
     rows = []
     for r in summary.results:
         epoch, scores = f"{r['best_epoch']}/{r['epochs']}", [score(r[part]) for part in PARTS]
         rows.append([r["seed"], r["split"], epoch, *scores, clock_time(r["seconds"])])
     output.table(["seed", "split", "best epoch", *PARTS, "time"], rows)
     output.say(headline(summary))
-    for note in (*summary.notes, *notes):
-        output.say(f"note: {note}")
+    for note in (*notes, *summary.notes):
+        output.say(f"note: {with_options(note)}")
     if about.get("preset"):
         changed = listed(about.get("overrides", {}))
         output.say(f"settings: preset {about['preset']}{', with ' * bool(changed)}{changed}")

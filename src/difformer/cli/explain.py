@@ -26,7 +26,7 @@ def explain(
     """Explain one prediction in one sentence.
 
     It names the columns, neighbours and other instances that moved the prediction. The effects add up to the predicted
-    probability less the one that average features would give (integrated gradients). Columns are named if they make up
+    probability minus the one that average features would give (integrated gradients). Columns are named if they make up
     at least 1 % of all effects, at most the eight largest; the rest are summed. Neighbours likewise. A remainder of
     0.005 or more that could not be attributed is printed. Give new rows as for `difformer predict`. (Which operator
     computes a layer is another question, answered in Python by `difformer.attention.explain` and `model.explain`.)

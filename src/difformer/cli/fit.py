@@ -58,11 +58,11 @@ def fit(
 ) -> None:
     """Train a model from several seeds.
 
-    The metric is reported as mean ± standard deviation over seeds. The data are a data set by name, a table (`difformer
-    fit customers.csv --label segment`), or several files (`--features x.csv --labels y.csv --edges e.csv`). The epoch
-    with the best validation score is used. Ctrl-C saves the state, and `--resume RUN` continues. Under torchrun, seeds
-    are spread over the processes; with --shard, or a folder made by `difformer partition`, the graph is spread instead.
-    Link prediction and edge features are not supported yet.
+    The metric is reported as mean ± standard deviation over seeds. The data are given as the name of a data set, a
+    table (`difformer fit customers.csv --label segment`), or several files (`--features x.csv --labels y.csv --edges
+    e.csv`). The epoch with the best validation score is used. Ctrl-C saves the state, and `--resume RUN` continues.
+    Under torchrun, seeds are spread over the processes; with --shard, or a folder made by `difformer partition`, the
+    graph is spread instead. Link prediction and edge features are not supported yet.
     """
     parts = Path(data.dataset) if data.dataset and (Path(data.dataset) / "partition.json").is_file() else None
     if resume is not None:
@@ -89,20 +89,20 @@ def fit(
     source = request.source
     default = (request.preset.seeds if request.preset is not None else None) or DEFAULT_SEEDS
     chosen, off = read_seeds(seeds, default), _attention_off(request) if alongside else None
-    config = request.config
+    config, leaks = request.config, list[str]()
     about = {"config": config.to_dict(), "preset": request.origin, "overrides": request.overrides}
     with joined(device, sharded) as ranks:
         if sharded:
             assert ranks is not None
-            path, said = (parts, []) if parts else ranks.first_does(partial(_cut, source, config, ranks.size))
+            path, said = (parts, []) if parts else ranks.first_does(partial(_cut, source, config, chosen, ranks.size))
             partition = distributed.Partition.open(path)
-            said = [*description.describe_partition(partition, ranks), *said, *description.describe_request(request)]
             name, measured = partition.about["name"], partition.about["metric"]
+            said = [*description.describe_partition(partition, ranks), *said]
             train: Train = partial(distributed.fit_sharded, partition, ranks=ranks)
         else:
             assert source is not None
             task = load(source)
-            said = [*description.describe_task(task, config), *description.describe_request(request)]
+            said, leaks = description.describe_task(task, config, chosen), description.leaks(task)
             name, measured, about["task"] = task.name, task.metric, task.facts()
             if ranks is None:
                 train = partial(training.run.fit, task, device=device, source=source, stacked=stacked)
@@ -111,19 +111,18 @@ def fit(
                 train = partial(distributed.fit_seeds, task, ranks=ranks, source=source)
         folder = out or training.run_folder.default_path(name, config.model)
         folder = folder if ranks is None else ranks.shared(folder)
-        output.say("\n".join(said))
+        output.say("\n".join([*said, *description.describe_request(request, name)]))
         train = partial(train, seeds=chosen, preset=request.origin)
         shown: tuple[Any, ...] = (measured, len(chosen), output)
         found = _train(partial(train, config, out=folder), folder, config, tensorboard, *shown)
         if off is None:
-            note = report.layers.uniform_note(folder, task) if ranks is None and found.results else ""
-            description.report_results(found, output, about, *filter(None, [note]))
+            description.report_results(found, output, about, *leaks)
             return
     beside = folder.with_name(f"{folder.name}-{ATTENTION_OFF}")
     without = _train(partial(train, off, out=beside), beside, off, False, *shown)
     compared = asdict(report.compare_runs([beside, folder]).against_first[0])
     about["attention_off"] = {**without.to_dict(), "run": without.folder, "comparison": compared}
-    description.report_results(found, output, about)
+    description.report_results(found, output, about, *leaks)
     output.say(f"with attention off: {description.headline(without)}")
     output.say(
         f"difference that attention makes: {compared['difference']:+.4f} over {counted(compared['pairs'], 'pairs')} of "
@@ -132,18 +131,20 @@ def fit(
     output.say(f"run folder with attention off: {beside}")
 
 
-def _cut(source: training.TaskSource | None, config: TrainConfig, parts: int) -> tuple[Path, list[str]]:
+def _cut(
+    source: training.TaskSource | None, config: TrainConfig, seeds: list[int], parts: int
+) -> tuple[Path, list[str]]:
     """Partitions a task and describes it. Only rank 0 calls this, so no other rank ever holds the whole graph."""
     assert source is not None
     task = load(source)
     made = distributed.partition_folder.shared_partition(task, parts, source=source.to_dict())
-    return made.path, description.describe_task(task, config)
+    return made.path, description.describe_task(task, config, seeds)
 
 
 def _train(
     train: Train, folder: Path, config: TrainConfig, tensorboard: bool, metric: str, runs: int, output: Output
 ) -> Any:
-    """Calls a function that trains, with its progress shown."""
+    """Calls a training function and shows its progress."""
     metric = metric if config.metric == "auto" else config.metric
     try:
         with Progress(output, metric=metric, runs=runs, epochs=config.epochs) as shown:
@@ -158,7 +159,7 @@ def _train(
 
 
 def _attention_off(request: Request) -> TrainConfig:
-    """The same settings with attention off: diffusion over observed edges alone."""
+    """The same settings with attention off: diffusion only over observed edges."""
     info = zoo.find(request.config.model)
     if "diffusivity" not in {*info.fixed, *zoo.options_of(info.name)}:
         raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")

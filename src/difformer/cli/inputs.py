@@ -90,7 +90,7 @@ class Data:
                 "COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
             )
         if "features" not in files:
-            raise UserError("--features is missing: own data need a table of features")
+            raise UserError("--features is missing: your own data need a table of features")
         if self.protocol is not None or self.root is not None:
             given = "--protocol" if self.protocol is not None else "--root"
             raise UserError(f"{given} belongs to a data set; with your own files, --split and --data say how to split")
@@ -134,11 +134,6 @@ class Request:
     origin: str | None  # the preset as it was named: its name, or the path of its file
     overrides: dict[str, Any]  # what the command line changes in the preset
     automatic: bool  # whether neither a model nor a preset was named, so that the best preset was taken
-
-    @property
-    def dataset(self) -> str | None:
-        """Name of the data set; None for own files."""
-        return None if self.source is None else self.source.name
 
 
 def setting_words(settings: list[str] | None, metric: str | None, batch_size: int | None = None) -> list[str]:
@@ -236,7 +231,7 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str, Any]:
     """``--data KEY=VALUE`` of a data set, or of your files if `dataset` is None.
 
-    Texts become what the reader's annotation says: ``int | None`` is a whole number or the word none,
+    Strings are converted as the reader's annotations say: ``int | None`` is a whole number or the word none,
     ``Sequence[float]`` numbers separated by commas, ``Column`` a name or a number.
     """
     given = key_values(words, "--data")
@@ -256,7 +251,7 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
 
 def _value(key: str, text: str, annotation: str) -> Any:
-    """The value of a text for an annotation such as ``Column | Sequence[Column] | None``."""
+    """The value of a string for an annotation such as ``Column | Sequence[Column] | None``."""
     kinds = [part.strip() for part in annotation.split("|")]
     single = [kind for kind in kinds if not kind.startswith(("Sequence[", "Mapping["))]
     if "None" in single and text.lower() == "none":

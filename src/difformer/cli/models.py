@@ -15,16 +15,15 @@ from difformer.cli.description import meanings
 from difformer.cli.output import Output, listed, make_table, shown
 from difformer.experiments import Preset
 from difformer.training.config import TrainConfig
-from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, ModelInfo
+from difformer.zoo.model_catalogue import MODELS, ModelInfo
 
 NONE = "–"
 KEY = (
     "Letters of the cost: N nodes, E edges, E₂ pairs at two hops, d channels, C classes, k neighbours, K hops or terms "
     "of a series, m random features, T iterations. Of coupling and energy: dᵢ the degree of i, qᵢ and kⱼ queries and "
     "keys, vᵢ values, Z states, Z_k those of the layer before, Z_0 the first, s_ij the coupling, δ a concave function, "
-    f"λ and η weights. {NONE} marks a missing value. An energy is the paper's for such a coupling: steps descend "
-    "it under conditions on τ and weights, which a trained network need not meet. Without a list of tasks, a model "
-    "takes nodes, series and graphs."
+    "λ and η weights. An energy is the paper's for such a coupling: steps descend it under conditions on τ and "
+    "weights, which a trained network need not meet."
 )
 
 
@@ -37,16 +36,15 @@ def models(
 ) -> None:
     """List the models, or show one.
 
-    The list says what each model diffuses over, the energy it descends, and what a layer costs.
-    `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
+    The list says what each model is and when to use it. `difformer models NAME` shows what a model diffuses over, its
+    energy and the cost of a layer, its settings with their meaning and defaults, and its presets.
     """
     if name is not None:
         _one(name, output)
         return
     output.json([{**asdict(info), "fixed": dict(info.fixed)} for info in MODELS.values()])
     output.show(listing(MODELS.values()))
-    output.show(KEY)
-    output.say("`difformer models NAME` says what it does and shows its settings and presets;")
+    output.say("`difformer models NAME` shows formulas, cost, settings and presets of one;")
     output.say("`difformer fit DATASET --model NAME` trains it.")
     output.say("None of them predicts links or uses edge features (edge weights are used).")
 
@@ -63,6 +61,7 @@ def _one(name: str, output: Output) -> None:
     facts = {"name": name, "about": info.about, "tasks": ", ".join(info.kinds)}
     facts |= {"needs a graph": "yes" if info.needs_graph else "no", "coupling": info.coupling}
     output.facts({**facts, "energy": info.energy, "cost per layer": info.cost, "is": listed(info.fixed)})
+    output.show(KEY)
     for part, values in settings.items():
         whose = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
         output.say(f"settings of {whose}:")
@@ -79,15 +78,12 @@ def _one(name: str, output: Output) -> None:
 
 
 def listing(models: Iterable[ModelInfo]) -> Table:
-    """Models by group, three rows each: coupling, energy and cost of a layer."""
-    rows: list[tuple[str, str, str]] = []
+    """Models by group, one row each."""
+    rows: list[tuple[str, str]] = []
     for group, members in groupby(models, key=lambda info: info.group):
-        rows += [("", "", "")] * bool(rows) + [(group.upper(), "", "")]
-        for info in members:
-            tasks = "" if info.kinds == ALL_KINDS else f"  {', '.join(info.kinds)}"
-            formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
-            rows += zip((info.name, tasks, ""), ("coupling", "energy", "cost"), formulas, strict=True)
-    return make_table(["model", "", "of a layer"], rows)
+        rows += [("", "")] * bool(rows) + [(group.upper(), "")]
+        rows += [(info.name, info.summary or info.about) for info in members]
+    return make_table(["model", "what it is, and when to use it"], rows)
 
 
 def _data(preset: Preset) -> str:

@@ -9,7 +9,6 @@ from difformer.cli.command import command, option
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import Data, load
 from difformer.cli.output import Output, counted
-from difformer.training.config import TrainConfig
 
 
 @command("difformer partition cora --parts 4 --out parts")
@@ -22,12 +21,12 @@ def partition(
 ) -> None:
     """Cut a graph into parts for several processes.
 
-    There are few edges between parts, and one file per part. `torchrun --nproc-per-node P -m difformer fit FOLDER` then
-    trains on the whole graph, each process holding only its own part; the result is that of one process.
+    Few edges join different parts, and each part is one file. `torchrun --nproc-per-node P -m difformer fit FOLDER`
+    then trains on the whole graph, each process holding only its own part; the result is that of one process.
     """
     source = data.source()
     task = load(source)
-    output.say("\n".join(describe_task(task, TrainConfig())))
+    output.say("\n".join(describe_task(task)))
     folder = out or Path("parts") / f"{task.name}-{parts}"
     made = distributed.write_partition(task, folder, parts, method=method, source=source.to_dict())
     found = made.quality

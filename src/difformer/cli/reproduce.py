@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -29,10 +30,10 @@ def reproduce(
     device: str = DEVICE,
     models: list[str] | None = option("Only these systems, separated by commas; repeatable."),
     datasets: list[str] | None = option("Only these data sets or sections, separated by commas; repeatable."),
-    preset: list[str] | None = option("Only rows of these presets: public-code, paper, best, untuned."),
-    presets: Path | None = option("Folder of preset files that override the package's own."),
+    preset: list[str] | None = option("Only rows with these presets: public-code, paper, best, untuned; repeatable."),
+    presets: Path | None = option("Read presets from the files of this folder; they override the package's own."),
     seconds: float = option("Start no new run after this many seconds.", math.inf, low=0),
-    limit: float = option("Stop a run that takes more seconds; its cell says so.", math.inf, low=0),
+    limit: float = option("Stop a run after this many seconds; its cell says so.", math.inf, low=0),
     retry: bool = option("Repeat runs that failed before.", False, "--retry"),
     table_only: bool = option("Run nothing: write tables and figure from existing runs.", False, "--table-only"),
     runs_only: bool = option("Write no tables and no figure, which need the extra 'figures'.", False, "--runs-only"),
@@ -64,26 +65,16 @@ def reproduce(
         raise UserError("--table-only and --runs-only exclude each other")
     if not runs_only:
         analysis.pandas(), figures.pyplot()  # a missing extra is reported before hours of training, not after
-    request = cells.Request(
-        quick=quick,
-        seeds=seeds,
-        device=device,
-        models=_split(models),
-        datasets=_split(datasets),
-        presets=_split(preset),
-        preset_folder=presets,
-        seconds=seconds,
-        limit=limit,
-        retry=retry,
-    )
+    rows: dict[str, Any] = {"models": _split(models), "datasets": _split(datasets), "presets": _split(preset)}
+    rows |= {"preset_folder": presets, "seconds": seconds, "limit": limit, "retry": retry}
+    request = cells.Request(quick, seeds, device, **rows)
     folder = out / experiment.name
-    lines = ledger.Ledger(folder).read() if table_only else []
-    if table_only and not lines:
-        raise UserError(
-            f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
-            f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
-        )
     if table_only:
+        if not (lines := ledger.Ledger(folder).read()):
+            raise UserError(
+                f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
+                f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
+            )
         request = replace(request, quick=bool(lines[0].get("quick")))
         outcome = runner.outcome_of(cells.wanted_cells(experiment, request), lines, request)
     else:

@@ -36,9 +36,9 @@ def tune(
         "Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL
     ),
     trials: int = option("Trials per model, including the defaults and those of earlier calls.", 20, low=1),
-    seconds: float = option("Start no trial after that time.", math.inf),
-    jobs: int = option("Processes that work at the same time.", 1, low=1),
-    seeds: int = option("Runs that a trial averages over, one per split.", 1, low=1),
+    seconds: float = option("Start no new trial after this many seconds.", math.inf),
+    jobs: int = option("Number of processes that run trials in parallel.", 1, low=1),
+    seeds: int = option("Number of runs that each trial averages, one per split.", 1, low=1),
     sampler: str = option("random, tpe (guided), or grid (points in order).", "random"),
     space: list[str] | None = option(
         "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
@@ -47,7 +47,7 @@ def tune(
     metric: str | None = METRIC,
     prune: bool = option("Prune trials that stay below the median.", True),
     stacked: bool | None = option("Train settings of the same shape as one model; by default on a GPU."),
-    seed: int = option("Seed for drawing settings.", 0),
+    seed: int = option("Random seed for drawing settings; the number of runs per trial is --seeds.", 0),
     out: Path | None = option("Folder of the study; tune/DATASET-MODEL by default."),
     device: str = DEVICE,
 ) -> None:

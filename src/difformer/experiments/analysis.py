@@ -49,7 +49,7 @@ def published() -> dict[str, Any]:
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> str | None:
-    """What a source prints for a system; for the paper also under the key that a section calls `published`."""
+    """The figure that a source gives for a system; for the paper, the section's key `published` is tried too."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
     return next((tables[key][system] for key in keys if system in tables.get(key, {})), None)
@@ -153,7 +153,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our best row against another: `test` holds differences of ours less the other's, with Holm's p."""
+    """Our best row against another: `test` holds differences of ours minus the other's, with Holm's p."""
 
     ours: Row
     other: Row

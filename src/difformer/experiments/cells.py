@@ -156,7 +156,7 @@ def cells(experiment: Experiment, presets: Sequence[Preset], request: Request | 
 
 
 def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
-    """Every cell that is asked for, in the order of the tables. None is an error: it would look finished."""
+    """Every cell that is asked for, in the order of the tables; selecting none is an error: it would look finished."""
     _check(experiment, request)
     chosen = cells(experiment, read_presets(request.preset_folder), request)
     if not chosen:

@@ -88,7 +88,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
-    """Measure the peak memory of a block: of a GPU, less what it held before if `added`, or added to the process."""
+    """Measure the peak memory of a block: of a GPU, minus what it held before if `added`, or added to the process."""
     found = Peak()
     gc.collect()
     if device.type == "cuda":

@@ -155,13 +155,13 @@ def _fill(template: str, **context: Any) -> str:
 
 
 def _markdown(cells: Any) -> str:
-    """A frame of texts as a table."""
+    """A frame of strings as a table."""
     rows = [list(cells), ["---"] * len(cells.columns), *cells.values.tolist()]
     return "\n".join("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in rows)
 
 
 def markdown(summary: Summary) -> str:
-    """The whole table in Markdown."""
+    """The complete table in Markdown."""
     helpers = {"table": table, "below_paper": below_paper, "limit": BELOW}
     return _fill("table.md", summary=summary, published=published(), **helpers)
 

@@ -80,7 +80,7 @@ class System:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names for ``--models``: its key and its model; as the model of variants ``"difformer"`` names no row."""
+        """Names for ``--models``: its key and its model, except ``"difformer"``, the model of many variants."""
         return (self.key,) if self.model in ("", "difformer") else (self.key, self.model)
 
 

@@ -10,8 +10,8 @@ Two runs that share data, splits and seeds are compared seed by seed: with diffe
 both with n - 1 degrees of freedom. t assumes independent pairs. Random splits of one data set overlap, so t' is used
 where there are several splits (Nadeau and Bengio, 2003); it is cautious where few instances are trained on. If all
 differences are equal there is no estimate of their noise, and p is that of the sign test, :math:`2^{1-n}`. With more
-than two runs the p-values are Holm's: the k-th smallest of m is multiplied by m - k + 1, and none is smaller than the
-one before it.
+than two runs the p-values are corrected by Holm's method: the k-th smallest of m is multiplied by m - k + 1, and none
+is smaller than the one before it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Paired:
 
     name: str  #: of the run
     pairs: int  #: number of seeds for which both have a score
-    difference: float  #: mean of its metric less that of the first run
+    difference: float  #: mean of its metric minus that of the first run
     deviation: float  #: sample deviation of the differences
     interval: tuple[float, float] | None  #: 95 % interval of the mean difference, corrected if there are several splits
     t_test: float | None  #: p of the paired t-test; None with fewer than two pairs
@@ -202,7 +202,7 @@ def _test_to_train(folder: RunFolder) -> float | None:
         else:
             continue
         return test / train if train else None
-    raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; fit the run anew")
+    raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; train the run again")
 
 
 def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
@@ -221,7 +221,7 @@ def _notes(folders: Sequence[RunFolder], against: Sequence[Paired]) -> tuple[str
         "the data of these runs are not the same (other preprocessing, graph or splits); pairs are those with the same "
         "seed and the same name of split": len({one["fingerprint"] for one in data}) > 1,
         "the protocols differ: " + " | ".join(one["protocol"] for one in data): len({d["protocol"] for d in data}) > 1,
-        "all seeds share one split, so differences are over initialisations alone": len(splits) == 1 < max(seeds),
+        "all seeds share one split, so differences are over initialisations only": len(splits) == 1 < max(seeds),
         "some seeds are in one run only and were left out of the tests": any(one.pairs < seeds[0] for one in against),
         "p-values are corrected for several comparisons (Holm)": len(against) > 1,
     }

@@ -157,7 +157,7 @@ def find(word: int | str, count: int, names: Sequence[str], what: str, argument:
 
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
-    """Prediction and target as texts, the latter empty where unknown."""
+    """Prediction and target as strings, the latter empty if unknown."""
     names = gather.column_names(task)
     if task.problem == "multiclass":
         return names[int(outputs.argmax())], names[int(y)] if int(y) >= 0 else ""

@@ -93,7 +93,7 @@ def read_arrays(folder: RunFolder, seed: int, *names: str) -> list[Any]:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = [file[name] for name in names]
     except Exception as error:  # a damaged file may raise anything
-        raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
+        raise RunFolderError(f"{path} cannot be read: {error}; train the run again") from error
     folder.check_hash(seed, "predictions", content)
     return found
 
@@ -104,7 +104,7 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
     if outputs.shape != expected or len(part) != task.num_instances:
         raise RunFolderError(
             f"{folder.file(seed, PREDICTIONS)} holds outputs of shape {outputs.shape} for {len(part)} instances, "
-            f"expected {expected}: it does not belong to this run; fit the run anew"
+            f"expected {expected}: it does not belong to this run; train the run again"
         )
     names = (task.class_names, task.instance_names)
     return Predictions(task.problem, torch.from_numpy(outputs), *names, task.y, tuple(part.tolist()))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,18 +24,14 @@ from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.attention.summary import LINEAR
-from difformer.data import Task
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.nn import DIFFormerConv
 from difformer.nn.context import Structure
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK, energy_profile
-from difformer.report.gather import Scene, draw, make_scene
-from difformer.training.run_folder import RunFolder
-from difformer.training.trained_run import load_run
+from difformer.report.gather import Scene, draw
 
 PAIRS = 400  # kept per layer
 ENTRIES = 50_000_000  # of attention computed per layer
-NOTED, LARGEST_NOTED = 300, 100_000  # instances whose attention `uniform_note` computes, and of a task it looks at
 ENTROPY_MARGIN = 0.01  # attention whose entropy is closer than this to the uniform one is called uniform
 PAIRWISE_LIMIT = 4_000  # states; of more a sample is drawn, since all pairs are summed
 THEOREM_LIMIT = 1_000
@@ -70,7 +65,7 @@ def why_no_pairs(scene: Scene | None) -> str:
         return "There are no diffusion layers, hence no latent pairs."
     layer: DIFFormerConv = scene.encoder.layers[0]
     if layer.diffusivity is None:
-        return "This model propagates over observed edges alone (no diffusivity), so it infers no latent pairs."
+        return "This model propagates only over observed edges (no diffusivity), so it infers no latent pairs."
     if layer.form == "identity":
         return "The identity diffusivity exchanges nothing, so there are no latent pairs."
     if layer.query is None:
@@ -170,22 +165,6 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
             edges, joined = int(known.sum()), int((known & (first == second)).sum())
     uniform = [near_uniform(one, share, count) for one in found]
     return Attention(found, asked.numel(), share, uniform, edges, joined)
-
-
-def uniform_note(run: RunFolder | str | Path, task: Task) -> str:
-    """What to do if the attention of a trained model is close to uniform at every layer; empty if it is not."""
-    if task.kind != "nodes" or task.num_instances > LARGEST_NOTED:  # the states of all layers are computed
-        return ""
-    scene = make_scene(load_run(run, task=task))
-    found = attention_of(scene, draw(scene.size, NOTED), None)
-    if found is None or not found.layers or not all(found.uniform):
-        return ""
-    least = 100 * min(one.entropy for one in found.layers)
-    return (
-        f"attention is close to uniform at every layer (entropy at least {least:.1f} % of the uniform one), so that it "
-        f"hardly selects: `--with attention-off` compares the model without it, and `--model difformer-sharp` lets it "
-        f"select near instances"
-    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 r"""Maps of a run: instances layer by layer, with colours, cards, the strongest latent pairs and the observed edges.
 
 With centred states :math:`Z = U Σ V^\top` a layer's map is :math:`M = Z V_{:2}`. Signs and order of singular vectors
-are arbitrary, so each map is turned by the orthogonal R that minimises :math:`\|M R - M'\|` for the map M' before it
+are arbitrary, so each map is rotated by the orthogonal R that minimises :math:`\|M R - M'\|` for the map M' before it
 (Procrustes: :math:`R = A B^\top` for :math:`M^\top M' = A S B^\top`). A slider then moves points, not axes.
 
 A point's card shows a picture, the first words of a text, or the columns in which the instance is most unusual.

@@ -1,4 +1,4 @@
-"""``write_report``: a run folder becomes one HTML file that needs nothing else.
+"""``write_report``: a run folder becomes one self-contained HTML file.
 
 The page is ``assets/page.html``, a jinja2 template that escapes whatever comes from data; figures and maps reach it as
 JSON. Its content security policy forbids every request.
@@ -64,7 +64,7 @@ def write_report(
     Args:
         run: The run folder.
         out: The file; ``report.html`` in the run folder by default, which is overwritten.
-        seed: Which seed is looked into; the best on validation by default. Curves and metrics are of all seeds.
+        seed: The seed to inspect; by default the best one on validation. Curves and metrics are of all seeds.
         nodes: Instances to explain besides those that are chosen, as `explain_node` takes them.
         task: The run's task, where it was made from a task object.
         device: Where the model is run.

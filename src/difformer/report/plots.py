@@ -1,4 +1,4 @@
-"""Figures of the page as plotly objects. The map alone is drawn by the page's own script.
+"""Figures of the page as plotly objects. Only the map is drawn by the page's own script.
 
 Names from data go through `safe`: plotly would take ``<b>`` for a tag. Colours of text, grid and ground are set by the
 page, which knows whether it is light or dark.

@@ -254,7 +254,7 @@ def column_importance(material: Material) -> Importance:
     """Permutation importance on the reported part, for the shown seed.
 
     Encoded columns of one column of the table are shuffled together. At most `TRIED_COLUMNS` columns are tried, fewer
-    of large tasks: those with the largest gradient times deviation. How many depends on sizes alone, not on the clock.
+    of large tasks: those with the largest gradient times deviation. How many depends only on sizes, not on the clock.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model

@@ -24,7 +24,8 @@ class ModelInfo:
     name: str  #: The name for `build` and ``--model``.
     group: str  #: Family of models.
     home: str  #: ``"module:Class"``.
-    about: str  #: One sentence.
+    about: str  #: One sentence on how it works.
+    summary: str = ""  #: In plain words, what it is and when to use it.
     kinds: tuple[str, ...] = ALL_KINDS  #: Supported kinds of task.
     needs_graph: bool = False  #: Whether it requires observed edges.
     coupling: str = ""  #: S of its diffusion, if there is one.

@@ -145,7 +145,8 @@ def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
     if not table.named and last > 0 and last not in taken and table.textual[last]:
         return [last]  # without a header, the class is usually the last column
     which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
-    problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
+    one = table.names[likely[0] if likely else last] if table.named else last + 1
+    problem = f"{which}; pass label_columns={one}, or another of {table.listed()}, or labels=FILE"
     raise DataError(problem, path=table.path, argument="label_columns")
 
 
