@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from difformer.cli.command import read_seeds
 from difformer.errors import UserError
+from difformer.report import layers
 
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
 
@@ -116,6 +118,29 @@ def test_without_model_and_preset_the_best_preset_of_the_data_set_is_taken(call,
     plain = call(*words, "plain", "--model", "difformer").out
     assert "model: difformer (epochs=2)" in plain
     assert "best validation score" not in plain
+
+
+def test_near_uniform_attention_is_noted(call, monkeypatch):
+    words = ("fit", "karate", "--seeds", "1", "--set", "epochs=3", "--device", "cpu")
+    note = "attention is close to uniform at every layer"
+    devices, load = [], layers.load_run
+    monkeypatch.setattr(layers, "load_run", lambda *a, **more: devices.append(more["device"]) or load(*a, **more))
+    assert note in call(*words).out
+    assert devices == ["cpu"]
+    assert any(note in one for one in json.loads(call(*words, "--json").out)["notes"])
+    assert note not in call(*words, "--set", "diffusivity=sharp:80").out  # selects
+    assert note not in call(*words, "--model", "difformer-off").out  # has none
+
+
+def test_attention_that_cannot_be_measured_leaves_the_result(call, monkeypatch):
+    def fail(*given):
+        raise torch.OutOfMemoryError("out of memory on a device")
+
+    monkeypatch.setattr(layers, "attention_of", fail)
+    answer = call("fit", "karate", "--seeds", "1", "--set", "epochs=3")
+    assert answer.code == 0
+    assert "test accuracy: " in answer.out
+    assert "note: attention was not measured (out of memory on a device)" in answer.out
 
 
 def test_data_options_of_a_preset_are_used_and_overridden_by_the_command_line(call, monkeypatch):

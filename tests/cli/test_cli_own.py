@@ -20,7 +20,7 @@ def own(people):
 def test_each_seed_has_a_split_of_its_own(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK)
     assert answer.code == 0, answer.err
-    said = "own data, no graph; columns standardised; stratified 50/25/25 %, 10 splits, seeds 0 to 9\n"
+    said = "own data, no graph; columns standardised; stratified 50/25/25, 10 splits, seeds 0 to 9\n"
     said += "train/valid/test: 25, 12 and 13 rows, 3 of 10 splits (--seeds 10 for all)\n"
     assert f"protocol: {said}target: one of 3 classes (" in answer.out
     assert "over 3 seeds, each on its own split)" in answer.out
@@ -49,13 +49,11 @@ def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     assert "there is no preset 'own-data' for difformer on karate" in refused.err
 
 
-def test_even_attention_is_explained_and_the_sharp_model_suggested(call, own):
+def test_sharp_model_is_suggested_without_a_graph(call, own):
     quick = ("--seeds", "1", *QUICK)
-    noted = call("fit", *own, "--model", "difformer", *quick).out
-    assert "note: attention with 'simple' scores is usually almost even, so each instance receives" in noted
-    assert "--with attention-off` shows whether that helps, and --model difformer-sharp selects" in noted
-    for model in ("difformer-sharp", "difformer-off", "mlp"):
-        assert "almost even" not in call("fit", *own, "--model", model, *quick).out
+    assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
+    for model in ("difformer-sharp", "mlp"):
+        assert "difformer-sharp lets" not in call("fit", *own, "--model", model, *quick).out
 
 
 def test_a_graph_model_without_edges_is_noted(call, own, people):
@@ -174,7 +172,7 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     assert "weighted" not in better.out
 
 
-def test_notes_on_the_target_come_first_and_leaks_are_repeated(call, tmp_path):
+def test_leaks_are_noted_first_and_repeated_after_the_result(call, tmp_path):
     rows = "".join(f"p{i},{i % 7},{90 + i % 3},{1 + i % 3}\n" for i in range(60)) + "p60,1,9,4\n"
     (tmp_path / "x.csv").write_text("name,age,code,grade\n" + rows)
     words = ("fit", "x.csv", "--label", "grade", "--model", "mlp", "--seeds", "1", *QUICK)
@@ -184,9 +182,8 @@ def test_notes_on_the_target_come_first_and_leaks_are_repeated(call, tmp_path):
     leak = "note: column 'code' determines the label in all 61 labelled rows; "
     assert notes[0].startswith(leak)
     assert notes[0].endswith("pass --data drop=code")
-    assert notes[1].startswith("note: label '4' occurs once")
-    assert notes[2].startswith("note: class '4' has no instance in the training part")
-    assert [note.split()[1] for note in notes[3:]] == ["line", "columns"]
+    assert any(note.startswith("note: label '4' occurs once") for note in notes)
+    assert any(note.startswith("note: class '4' has no instance in the training part") for note in notes)
     assert leak in after
     assert leak.removeprefix("note: ") in json.loads(call(*words, "--json").out)["notes"][0]
     assert "target: a number (regression)\n" in call(*words, "--data", "problem=regression").out

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Settings that only change how long a model is trained.
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
-ABOUT_TARGET = re.compile(r"(?<!no )\b(labels?|class|classes|targets?)\b(?!\.)")  # but not labels.csv
-SHARES = re.compile(r"((?:stratified|random) [\d.]+/[\d.]+/[\d.]+)")
 
 
 def describe_task(task: data.Task, config: TrainConfig | None = None, seeds: Iterable[int] = ()) -> list[str]:
@@ -39,22 +37,17 @@ def describe_task(task: data.Task, config: TrainConfig | None = None, seeds: Ite
     several = f", {splits} splits" if used == splits else f", {used} of {splits} splits (--seeds {splits} for all)"
     lines = [
         f"{task.name}: {', '.join(sizes)}",
-        f"protocol: {protocol_text(task.protocol, metric)}",
+        f"protocol: {training.metrics.protocol_text(task.protocol, metric)}",
         f"train/valid/test: {train}, {valid} and {test} {sizes[0].split()[1]}" + several * (splits > 1),
     ]
     if task.protocol.startswith("own data"):
         lines.append(f"target: {_target(task)}")
-    suspect, advice = leaks(task), [] if config is None else _advice(task, config)
-    notes = sorted(task.notes, key=lambda note: (note not in suspect, not ABOUT_TARGET.search(note)))
+    suspect, advice = leaks(task), [] if config is None else _missing_edges(task, config)
+    notes = sorted(task.notes, key=lambda note: note not in suspect)
     lines += [f"note: {with_options(note)}" for note in (*notes, *advice)]
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
     return lines
-
-
-def protocol_text(protocol: str, metric: str) -> str:
-    """A protocol with the metric that is used, and with % behind the shares of a random split."""
-    return SHARES.sub(r"\1 %", training.metrics.protocol_text(protocol, metric))
 
 
 def _target(task: data.Task) -> str:
@@ -74,25 +67,21 @@ def leaks(task: data.Task) -> list[str]:
     return [note for note in task.notes if DETERMINES in note]
 
 
-def _advice(task: data.Task, config: TrainConfig) -> list[str]:
-    """Notes on attention that is nearly even, and on a model that works over edges where there are none."""
-    info, notes = zoo.find(config.model), []
-    score = {**info.defaults, **info.fixed, **config.options}.get("diffusivity", "simple")
-    if info.group == "difformer" and score in ("simple", "sigmoid"):
-        notes.append(
-            f"attention with {score!r} scores is usually almost even, so each instance receives about the same mean of "
-            f"all others; `difformer fit … --with attention-off` shows whether that helps"
-        )
-        if task.num_nodes <= training.spaces.MOST_ROWS:
-            notes[0] += ", and --model difformer-sharp selects near instances instead"
-    edges = knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given")
-    if info.needs_graph and not edges:
-        notes.append(
-            f"{config.model} passes messages along edges, but there are no edges here, so instances do not exchange "
-            f"anything; --set graph=knn:5 connects each to its nearest neighbours"
-            + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
-        )
-    return notes
+def _missing_edges(task: data.Task, config: TrainConfig) -> list[str]:
+    """A note if there are no edges: for a model that works over them, and for one that has a sharper form."""
+    if knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given"):
+        return []
+    few = task.num_nodes <= training.spaces.MOST_ROWS
+    if few and config.model == DEFAULT_MODEL and "diffusivity" not in config.options:
+        sharp = "--model difformer-sharp lets attention select near instances"
+        return [f"no graph: {sharp}; train both and see with `difformer compare`"]
+    if not zoo.find(config.model).needs_graph:
+        return []
+    return [
+        f"{config.model} passes messages along edges, but there are no edges here, so instances do not exchange "
+        f"anything; --set graph=knn:5 connects each to its nearest neighbours"
+        + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
+    ]
 
 
 def describe_request(request: Request, task_name: str) -> list[str]:

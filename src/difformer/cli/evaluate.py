@@ -8,7 +8,7 @@ from typing import Any
 
 from difformer import training
 from difformer.cli.command import DEVICE, RUN, command
-from difformer.cli.description import protocol_text, variety
+from difformer.cli.description import variety
 from difformer.cli.output import PARTS, Output, mean_and_deviation, score
 
 
@@ -22,7 +22,7 @@ def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
     about = folder.about["data"]
     chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
     output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {chosen_by}")
-    output.say(f"protocol: {protocol_text(about['protocol'], chosen_by)}")
+    output.say(f"protocol: {training.metrics.protocol_text(about['protocol'], chosen_by)}")
     found = training.evaluate(folder, device=device)
     names = list(found[0].values)
     means: dict[str, Any] = {}

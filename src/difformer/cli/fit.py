@@ -116,7 +116,8 @@ def fit(
         shown: tuple[Any, ...] = (measured, len(chosen), output)
         found = _train(partial(train, config, out=folder), folder, config, tensorboard, *shown)
         if off is None:
-            description.report_results(found, output, about, *leaks)
+            note = report.layers.uniform_note(folder, task, device) if ranks is None and found.results else ""
+            description.report_results(found, output, about, *leaks, *filter(None, [note]))
             return
     beside = folder.with_name(f"{folder.name}-{ATTENTION_OFF}")
     without = _train(partial(train, off, out=beside), beside, off, False, *shown)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,14 +25,17 @@ from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.attention.summary import LINEAR
+from difformer.data import Task
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.nn import DIFFormerConv
 from difformer.nn.context import Structure
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK, energy_profile
-from difformer.report.gather import Scene, draw
+from difformer.report.gather import Scene, draw, make_scene
+from difformer.training.trained_run import load_run
 
 PAIRS = 400  # kept per layer
 ENTRIES = 50_000_000  # of attention computed per layer
+NOTED, LARGEST_NOTED = 300, 100_000  # instances whose attention `uniform_note` computes, and of a task it looks at
 ENTROPY_MARGIN = 0.01  # attention whose entropy is closer than this to the uniform one is called uniform
 PAIRWISE_LIMIT = 4_000  # states; of more a sample is drawn, since all pairs are summed
 THEOREM_LIMIT = 1_000
@@ -165,6 +169,25 @@ def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attenti
             edges, joined = int(known.sum()), int((known & (first == second)).sum())
     uniform = [near_uniform(one, share, count) for one in found]
     return Attention(found, asked.numel(), share, uniform, edges, joined)
+
+
+def uniform_note(run: str | Path, task: Task, device: str) -> str:
+    """What nearly uniform attention at every layer of a trained model means; empty if it is not, or not affordable."""
+    if task.kind != "nodes" or task.num_instances > LARGEST_NOTED:  # the states of all layers are computed
+        return ""
+    try:
+        scene = make_scene(load_run(run, task=task, device=device))
+        found = attention_of(scene, draw(scene.size, NOTED), None)
+    except (RuntimeError, MemoryError) as error:  # the run is complete; a note must not hide its result
+        return f"attention was not measured ({str(error).splitlines()[0]})"
+    if found is None or not found.layers or not all(found.uniform):
+        return ""
+    least = 100 * min(one.entropy for one in found.layers)
+    return (
+        f"attention is close to uniform at every layer (entropy {least:.1f} % of the uniform one), which is usual for "
+        f"simple and sigmoid scores: each instance receives about the same mean of all others. Whether that helps is "
+        f"shown by `--with attention-off`; `--model difformer-sharp` selects near instances instead"
+    )
 
 
 @dataclass(frozen=True)
