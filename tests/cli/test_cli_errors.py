@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from difformer.cli.command import explain
+from difformer.cli.command import explain, take_debug_flag
 from difformer.errors import UserError, did_you_mean
 
 
@@ -156,3 +156,8 @@ def test_a_column_of_names_can_be_left_out(call, own):
     )
     assert answer.code == 0, answer.err
     assert "x: 12 rows, 1 feature, 2 classes" in answer.out
+
+
+def test_debug_after_a_double_dash_is_an_argument():
+    assert take_debug_flag(["fit", "--debug", "karate"]) == ["fit", "karate"]
+    assert take_debug_flag(["fit", "--", "karate", "--debug"]) == ["fit", "--", "karate", "--debug"]

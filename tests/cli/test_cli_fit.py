@@ -62,7 +62,8 @@ def lend(monkeypatch, *presets):
         (
             ("random", "one-a-side"),
             (),
-            "untuned: defaults of gcn; presets for karate: best, paper (add --preset best)",
+            "untuned: defaults of gcn; presets for karate: best (of protocol random), paper "
+            "(add --preset best --protocol random)",
         ),
         (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets for karate: paper (add --pre"),
     ],
@@ -106,7 +107,10 @@ def test_without_model_and_preset_the_best_preset_of_the_data_set_is_taken(call,
     words = ("fit", "karate", "--seeds", "1", "--set", "epochs=2", "--out")
     answer = call(*words, "run")
     assert "model: difformer-off (hidden_channels=8, num_layers=1, epochs=2)" in answer.out
-    assert "the best validation score of the tuned DIFFormer models for karate; --model difformer trains" in answer.out
+    assert (
+        "the best validation score of the tuned DIFFormer models for karate, and attention off; --model difformer"
+        in answer.out
+    )
     assert (RunFolder.open("run").config.model, RunFolder.open("run").preset) == ("difformer-off", "common")
     compared = call(*words, "both", "--with", "attention-off")
     assert "model: difformer-s (" in compared.out

@@ -50,6 +50,14 @@ def test_a_second_quick_run_repeats_nothing(call, tmp_path):
     assert "DIFFormer-s" in (folder / "table.md").read_text()
 
 
+def test_baselines_are_run_with_rows_of_every_preset(call, tmp_path):
+    words = ("reproduce", "temporal", "--quick", "--seeds", "1", "--preset", "untuned", "--models", "zeros,mlp")
+    answer = call(*words, "--runs-only", "--device", "cpu")
+    assert answer.code == 0, answer.err
+    lines = (tmp_path / "results-quick/temporal/runs.jsonl").read_text().splitlines()
+    assert {json.loads(line)["system"] for line in lines} == {"zeros", "mlp"}
+
+
 def test_limit_option_reaches_the_runner(call, tmp_path):
     words = ("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp", "--device", "cpu")
     answer = call(*words, "--limit", "1e-9")
@@ -104,11 +112,12 @@ def test_missing_data_are_reported_without_failure(call, tmp_path, monkeypatch):
         (("citation", "--models", "h2gcn"), "--models: citation has no 'h2gcn'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
         (("citation", "--limit", "-1"), "Invalid value for '--limit'"),
+        (("citation", "--quick", "--limit", "0"), "limit must be a positive number of seconds"),
         (("citation", "--seeds", "0"), "Invalid value for '--seeds'"),
         (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),
         (("--results", "page.md"), "there is no folder results"),
     ],
-    ids=["nothing", "name", "model", "family", "data", "limit", "seeds", "device", "results"],
+    ids=["nothing", "name", "model", "family", "data", "limit", "no time", "seeds", "device", "results"],
 )
 def test_invalid_requests_are_explained(call, words, complaint):
     answer = call("reproduce", *words)

@@ -147,12 +147,22 @@ def test_embed_writes_one_state_per_instance(call, own_run, tmp_path):
         assert arrays["names"][:2].tolist() == ["p0", "p1"]
 
 
+def test_embed_writes_a_table(call, own_run, tmp_path):
+    assert call("embed", own_run, "--out", "states.csv").code == 0
+    assert call("embed", own_run, "--out", "states.npz").code == 0
+    header, *rows = (line.split(",") for line in (tmp_path / "states.csv").read_text().splitlines())
+    assert (header[0], header[1], header[-1], len(rows)) == ("instance", "state_0", "state_63", 60)
+    with np.load(tmp_path / "states.npz") as arrays:
+        assert [row[0] for row in rows] == arrays["names"].tolist()
+        np.testing.assert_allclose(np.array([row[1:] for row in rows], float), arrays["embeddings"], rtol=1e-6)
+
+
 def test_embed_accepts_new_rows(call, people, own_run, tmp_path):
     assert call("embed", own_run, "--features", people / "new.csv", "--out", "new.npz").code == 0
     with np.load(tmp_path / "new.npz") as arrays:
         assert arrays["names"].tolist() == ["n1", "n2"]
         assert arrays["embeddings"].shape == (2, 64)
-    assert "embeddings are written as .npz" in call("embed", own_run, "--out", "new.csv").err
+    assert "embeddings are written as .npz or .csv" in call("embed", own_run, "--out", "new.txt").err
     answer = call("embed", own_run, "--json")
     assert json.loads(answer.out)["shape"] == [60, 64]
     assert (own_run / "embeddings.npz").is_file()

@@ -111,7 +111,7 @@ def test_presets_of_a_folder_override_those_of_the_package(tmp_path):
     found = read_presets(tmp_path)
     assert choices(CITATION, CORA, DIFFORMER_S, found)[0].settings["learning_rate"] == 0.5
     assert len(found) == len(load_presets()) + 1
-    with pytest.raises(ValueError, match=r"absent holds no \.toml"):
+    with pytest.raises(ValueError, match="absent is not a folder"):
         read_presets(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no \.toml"):

@@ -138,10 +138,11 @@ def file_options() -> list[str]:
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
-    """Removes ``--debug`` wherever it occurs, and remembers it."""
+    """Removes ``--debug`` wherever it occurs before ``--``, and remembers it."""
     global _debug
-    _debug = "--debug" in arguments
-    return [word for word in arguments if word != "--debug"]
+    end = [*arguments, "--"].index("--")
+    _debug = "--debug" in arguments[:end]
+    return [word for word in arguments[:end] if word != "--debug"] + list(arguments[end:])
 
 
 def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

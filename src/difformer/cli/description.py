@@ -92,19 +92,24 @@ def describe_request(request: Request, task_name: str) -> list[str]:
         lines += _origin(request, request.preset, task_name)
     elif not set(request.settings) - LENGTH:
         lines.append(f"untuned: defaults of {model}{_other_presets(request)}")
+    if not zoo.find(model).trained and (unused := {"epochs", "learning_rate", "weight_decay"} & {*request.settings}):
+        lines.append(
+            f"note: {model} trains nothing, so {listed({k: request.settings[k] for k in unused})} changes nothing"
+        )
     return lines
 
 
 def _other_presets(request: Request) -> str:
     """Which presets could be used in place of the defaults."""
     model, dataset = request.config.model, None if request.source is None else request.source.name
-    known = [
-        p.name for p in experiments.presets.load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)
-    ]
+    known = [p for p in experiments.presets.load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
     if not known:
         return f", no preset for {dataset or ('a partitioned task' if request.source is None else 'your own data')}"
-    known.sort(key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
-    return f"; presets for {dataset}: {', '.join(known)} (add --preset {known[0]})"
+    known.sort(key=lambda p: PREFERRED.index(p.name) if p.name in PREFERRED else len(PREFERRED))
+    other = [p.protocol if p.protocol not in (None, protocol_of(request.source)) else "" for p in known]
+    names = [p.name + f" (of protocol {o})" * bool(o) for p, o in zip(known, other, strict=True)]
+    words = f"--preset {known[0].name}" + f" --protocol {other[0]}" * bool(other[0])
+    return f"; presets for {dataset}: {', '.join(names)} (add {words})"
 
 
 def _origin(request: Request, preset: experiments.Preset, task_name: str) -> list[str]:
@@ -113,8 +118,9 @@ def _origin(request: Request, preset: experiments.Preset, task_name: str) -> lis
     lines = [f"preset: {preset.describe() if here else f'{preset.name}: {preset.source}'}"]
     if request.automatic:
         better = f"it has the best validation score of the tuned DIFFormer models for {preset.dataset}"
+        better += ", and attention off" * (preset.model == "difformer-off")
         lines.append(f"{better}; --model {DEFAULT_MODEL} trains the untuned defaults")
-    elif here and preset.note:
+    if here and preset.note:
         lines.append(f"note: {preset.note}")
     if not here and preset.dataset != OWN_PRESET:
         lines.append(f"note: these settings were chosen on {preset.dataset}, not on {task_name}")

@@ -150,6 +150,7 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         trials=len(tuned.trials),
         command=shlex.join(["difformer", *sys.argv[1:]]),
         note=f"mean over {counted(question.runs, 'splits')}; {protocol}",
+        data={key: value for key, value in source.options.items() if source.name and key != "protocol"},
     )
     presets.write_preset(preset, path)
     values = {trial.number: trial.value for trial in tuned.trials if trial.value is not None}

@@ -79,6 +79,10 @@ class Request:
     limit: float = math.inf  # seconds after which a single run is stopped
     retry: bool = False  # whether to repeat runs that failed
 
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise UserError(f"limit must be a positive number of seconds, got {self.limit}", argument="limit")
+
 
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
     """Presets of a folder, then those of the package; what `difformer tune` found counts as ``best``."""
@@ -93,7 +97,8 @@ def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
             raise UserError(f"--presets: {path} has name = {preset.name!r}, {used}")
         found.append(replace(preset, name="best") if preset.name == TUNED else preset)
     if not found:
-        raise UserError(f"--presets: {place} holds no .toml file; give a folder of files as `difformer tune` writes")
+        problem = "holds no .toml file" if place.is_dir() else "is not a folder"
+        raise UserError(f"--presets: {place} {problem}; give a folder of files as `difformer tune` writes")
     return (*found, *load_presets())
 
 
@@ -162,8 +167,8 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     if not chosen:
         models, datasets = ",".join(request.models), ",".join(request.datasets)
         raise UserError(f"--models {models}: {experiment.name} does not run them on {datasets}")
-    wanted = [cell for cell in chosen if not request.presets or cell.preset.name in request.presets]
-    if not wanted:
+    wanted = [cell for cell in chosen if not request.presets or cell.preset.name in (*request.presets, NO_TRAINING)]
+    if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
         raise UserError(
             f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; there are "

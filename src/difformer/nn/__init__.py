@@ -7,13 +7,4 @@ from difformer.nn.pretrained import PretrainedError
 from difformer.nn.protocol import GraphLevel, Model, readout
 from difformer.sparse import SparseMatrix
 
-__all__ = [
-    "DIFFormer",
-    "DIFFormerConv",
-    "Graph",
-    "GraphLevel",
-    "Model",
-    "PretrainedError",
-    "SparseMatrix",
-    "readout",
-]
+__all__ = ["DIFFormer", "DIFFormerConv", "Graph", "GraphLevel", "Model", "PretrainedError", "SparseMatrix", "readout"]

@@ -21,10 +21,6 @@ ATTENTION_OFF = "attention-off"  # ends the name of a run folder beside another:
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
-    {
-        "comparison": "Comparison compare_runs",
-        "explanation": "Explanation explain_node",
-        "page": "Report write_report",
-    },
+    {"comparison": "Comparison compare_runs", "explanation": "Explanation explain_node", "page": "Report write_report"},
     modules="layers",
 )
