@@ -3,6 +3,7 @@
 import ast
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -69,22 +70,13 @@ def test_imports_point_one_way(path):
     assert not above, f"{'/'.join(parts)} imports from rooms above it: {', '.join(above)}"
 
 
-def test_type_checkers_see_what_packages_export():
-    """A type checker does not run `lazy_names`: it takes ``import A as A``, or an ``__all__`` of texts."""
-    hidden = []
-    for path in (path for path in MODULES if path.name == "__init__.py"):
+def test_packages_name_their_exports_for_type_checkers():
+    """A type checker does not run `lazy_names`: it reads the stub beside it, or an ``__all__`` of texts."""
+    for path in (path for path in MODULES if path.name == "__init__.py" and not path.with_suffix(".pyi").exists()):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        assigned = [node for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
-        if not assigned:
-            continue
-        value = assigned[0].value
-        if isinstance(value, ast.List) and all(isinstance(name, ast.Constant) for name in value.elts):
-            continue
-        package = ".".join(("difformer", *path.relative_to(SRC).parts[:-1]))
-        imports = [part for part in ast.walk(tree) if isinstance(part, ast.ImportFrom)]
-        seen = {alias.name for part in imports for alias in part.names if alias.asname == alias.name}
-        hidden += [f"{package}.{name}" for name in import_module(package).__all__ if name not in seen]
-    assert not hidden
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node):
+                assert isinstance(node.value, ast.List), path
 
 
 def test_changes_by_hand_are_still_possible():
@@ -95,19 +87,27 @@ def test_changes_by_hand_are_still_possible():
     assert not stale
 
 
-@pytest.mark.parametrize("room", ["", "data", "diffusion", "distributed", "report", "training", "zoo"])
-def test_lazy_packages_export_what_type_checkers_see(room):
-    package = import_module(f"difformer.{room}".rstrip("."))
-    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    homes = {alias.name: part.module for part in block.body for alias in part.names}
-    assert homes.keys() <= set(package.__all__)
+@pytest.mark.parametrize("stub", sorted(SRC.rglob("*.pyi")), ids=lambda p: p.parent.name)
+def test_lazy_packages_export_what_their_stub_names(stub):
+    package = import_module(".".join(("difformer", *stub.relative_to(SRC).parts[:-1])))
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert all(alias.asname == alias.name for node in imports for alias in node.names), "not exported"
+    homes = {alias.name: node.module for node in imports if node.level == 0 for alias in node.names}
+    assert set(package.__all__) == homes.keys()
     assert all(getattr(package, name) is getattr(import_module(home), name) for name, home in homes.items())
+    modules = [alias.name for node in imports if node.level for alias in node.names]
+    assert all(getattr(package, name).__name__ == f"{package.__name__}.{name}" for name in modules)
+    assert all(name in dir(package) for name in (*homes, *modules))
+    for node in tree.body:  # what the package defines by itself
+        if isinstance(node, ast.FunctionDef | ast.AnnAssign):
+            assert hasattr(package, node.name if isinstance(node, ast.FunctionDef) else node.target.id)
 
 
 def test_the_package_is_imported_without_its_sources(tmp_path):
     for path in SRC.glob("*.py"):
         py_compile.compile(str(path), tmp_path / "difformer" / f"{path.stem}.pyc")
+    shutil.copy(SRC / "__init__.pyi", tmp_path / "difformer")  # the wheel has it, as it has the tables
     program = "import difformer; print(difformer.__file__, difformer.Graph.__name__)"
     done = subprocess.run(
         [sys.executable, "-c", program],

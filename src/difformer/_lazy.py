@@ -1,36 +1,40 @@
-"""Names of a package that are imported on first use, so that the command line answers before torch is loaded."""
+"""Names of a package that are imported on first use, so that the command line answers before torch is loaded.
+
+The stub ``__init__.pyi`` of a package lists its names once, for type checkers and for `lazy_names`.
+"""
 
 from __future__ import annotations
 
+import ast
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], modules: str = ""
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are resolved on first use.
 
-    Args:
-        package: ``__name__`` of the package.
-        homes: Module within the package → the names it holds, separated by blanks.
-        modules: Further modules that are attributes of the package without an import of their own, likewise.
+    Modules that hold names of the stub, and those that it lists by ``from . import module as module``, are attributes
+    of the package, too.
     """
-    attributes = {*modules.split(), *(module.partition(".")[0] for module in homes)}
-    home = {name: module for module, names in homes.items() for name in names.split()}
+    stub = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    home = {alias.name: str(node.module) for node in imports if node.level == 0 for alias in node.names}
+    modules = {alias.name for node in imports if node.level for alias in node.names}
+    modules |= {one.split(".")[package.count(".") + 1] for one in home.values() if one.startswith(f"{package}.")}
 
     def __getattr__(name: str) -> Any:
         if name in home:
-            value = getattr(import_module(f"{package}.{home[name]}"), name)
+            value = getattr(import_module(home[name]), name)
             setattr(sys.modules[package], name, value)  # the next look-up does not come here
             return value
-        if name in attributes:
+        if name in modules:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home, *attributes})
+        return sorted({*vars(sys.modules[package]), *home, *modules})
 
     return sorted(home), __getattr__, __dir__

@@ -11,32 +11,13 @@ in a program that torchrun starts:
 Nothing is imported before it is asked for: whether this process is one of several is known without torch.
 """
 
-# ruff: noqa: I001 (one import per module)
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from difformer._lazy import lazy_names
 
-if TYPE_CHECKING:
-    from difformer.distributed.graph_partition import partition as partition, quality as quality
-    from difformer.distributed.partition_folder import Partition as Partition, write_partition as write_partition
-    from difformer.distributed.process_group import Ranks as Ranks, join as join
-    from difformer.distributed.rank_runs import fit_seeds as fit_seeds, fit_sharded as fit_sharded
-    from difformer.distributed.rank_runs import resume_sharded as resume_sharded
-    from difformer.distributed.watch import RankLostError as RankLostError
-
-__all__, __getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "graph_partition": "partition quality",
-        "partition_folder": "Partition write_partition",
-        "process_group": "Ranks join",
-        "rank_runs": "fit_seeds fit_sharded resume_sharded",
-        "watch": "RankLostError",
-    },
-)
+__all__, __getattr__, __dir__ = lazy_names(__name__)
 
 
 def under_torchrun() -> bool:
