@@ -113,7 +113,7 @@ def own(tmp_path):
     ("words", "complaint"),
     [
         ("--features n.csv --labels y.csv --edges e.csv", "directed=true .*, or duplicates=sum.*--data duplicates=…"),
-        ("--features n.csv", r"pass labels=FILE, or some of its columns as label_columns=; .*\(--label, --labels\)$"),
+        ("--features n.csv", r"pass labels=FILE, or label_columns= with some of .*\(--label, --labels\)$"),
         ("--features leak.csv --labels y.csv", r"pass drop=label or rename it \(.*--data drop=…\)$"),
         ("--features n.csv --labels few.csv", "provide more labels, or pass your own splits"),
         ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),

@@ -342,7 +342,7 @@ def test_unusual_headers_of_edges_are_recognised_by_ids(write):
 def test_a_letter_is_said_not_to_look_like_a_table(write):
     for text in ("Dear customer\nthis is a letter\nbye\n", "Dear customer\nthis is a letter, no more\nbye\n"):
         for option in ({}, {"label_columns": "segment"}):
-            with pytest.raises(DataError, match=r"has one unnamed column of text, and does not look like a table$"):
+            with pytest.raises(DataError, match=r"one unnamed column of text \(this does not look like a table\)$"):
                 from_files(write("letter.txt", text), **option)
 
 

@@ -153,7 +153,7 @@ def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
     if not table.named and last > 0 and last not in taken and table.textual[last]:
         return [last]  # without a header, the class is usually the last column
     which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
-    problem = f"{which}; pass labels=FILE, or some of its columns as label_columns=; it has {table.listed()}"
+    problem = f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}"
     raise DataError(problem, path=table.path, argument="label_columns")
 
 

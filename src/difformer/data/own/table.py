@@ -132,7 +132,7 @@ class Table:
     def listed(self) -> str:
         """The columns, for errors."""
         if len(self.names) == 1 and not self.named and self.textual[0]:
-            return "one unnamed column of text, and does not look like a table"
+            return "one unnamed column of text (this does not look like a table)"
         return ", ".join(map(repr, self.names[:20])) if self.named else f"{len(self.names)} unnamed columns"
 
     def option(self, name: str, value: str | bool) -> str:
