@@ -119,7 +119,7 @@ def own(tmp_path):
         ("--features n.csv --labels y.csv --edges e.csv", "--data directed=true .*, or --data duplicates=sum"),
         ("--features n.csv", r"pass --label size, or another of 'name', 'size', or --labels FILE$"),
         ("--features leak.csv --labels y.csv", r"pass --data drop=label or rename it$"),
-        ("--features n.csv --labels few.csv", "bring more labels, or your own splits"),
+        ("--features n.csv --labels few.csv", "provide more labels, or pass"),
         ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),
         ("--features n.csv --labels y.csv --data foo=1", "own files have no option 'foo'; they take ids"),
         ("--features n.csv --labels y.csv --data direct=true", "did you mean directed"),

@@ -121,6 +121,23 @@ def test_id_column_of_new_rows_is_matched_by_its_training_name(call, run, tmp_pa
     assert len(call("predict", run, "--features", "none.csv", "--out", "-").out.splitlines()) == 3
 
 
+def test_ids_that_edges_reveal_are_those_of_new_rows(call, tmp_path):
+    rows = "".join(f"{(7 * i) % 24 + 1},{i / 9},{i % 4},{'ab'[i % 2]}\n" for i in range(24))
+    (tmp_path / "x.csv").write_text("customer,u,v,label\n" + rows)
+    (tmp_path / "e.csv").write_text("from,to\n1,24\n24,3\n")
+    words = ("fit", "x.csv", "--label", "label", "--edges", "e.csv", "--model", "gcn", "--seeds", "1", *QUICK)
+    answer = call(*words, "--out", "run")
+    assert "column 'customer' of x.csv was read as ids, since it holds a different whole number" in answer.out
+    assert re.search(r"pass (--data )?ids=false if these are numbers of rows", answer.out)
+    assert "read as ids" not in call(*words, "--data", "ids=false", "--data", "drop=customer").out
+    (tmp_path / "new.csv").write_text("v,u,customer\n1,2,100\n")
+    (tmp_path / "new_edges.csv").write_text("from,to\n100,24\n")
+    answer = call("predict", "run", "--features", "new.csv", "--edges", "new_edges.csv", "--out", "-")
+    assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["100"], answer.err
+    (tmp_path / "e.csv").write_text("from,to\n1,24\n24,999\n")
+    assert re.search(r"if column 'customer' holds the ids, pass (--data )?ids=customer", call(*words).err)
+
+
 def test_id_column_given_by_number_is_matched_by_name_in_new_rows(call, tmp_path):
     rows = "".join(f"{i / 9},{100 + i},{i % 4},{'ab'[i % 2]}\n" for i in range(24))
     (tmp_path / "x.csv").write_text("u,nr,v,label\n" + rows)

@@ -94,7 +94,7 @@ def test_new_rows_with_a_taken_id_are_refused(call, people, own_run, tmp_path):
     (tmp_path / "edges.csv").write_text("from,to\np3,p4\n")
     answer = call("predict", own_run, "--features", "again.csv", "--edges", "edges.csv", "--out", "p.csv")
     assert answer.code == 2
-    assert "id 'p3' is that of an instance of the run" in answer.err
+    assert "id 'p3' is that of an instance of the run, so edges to 'p3' would mean either: rename" in answer.err
 
 
 def test_predict_writes_npz_and_checks_path_and_seed(call, own_run, tmp_path):

@@ -22,3 +22,8 @@ BOTH_WAYS = {(i, i + 1) for i in range(4)} | {(i + 1, i) for i in range(4)} | {(
 
 def pairs(task):
     return {tuple(edge) for edge in task.edge_index.T.tolist()}
+
+
+def said(task, words):
+    """Whether a note of the task holds these words."""
+    return any(words in note for note in task.notes)

@@ -203,6 +203,32 @@ def test_downloads_can_be_forbidden(cache, server, monkeypatch):
     assert server.asked == []
 
 
+def test_all_missing_files_are_named_once(cache, tmp_path, monkeypatch):
+    files = tuple(RemoteFile(f"family/{name}", f"https://example.org/{name}") for name in ("one", "two", "three"))
+    monkeypatch.setitem(FORMS, "thing", (Form("only", files),))
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    (tmp_path / "family").mkdir()
+    (tmp_path / "family" / "one").write_bytes(b"x")
+    with pytest.raises(DownloadError) as caught:
+        locate("thing", tmp_path)
+    said = str(caught.value)
+    assert f"Fetch all 2 missing files from there, two, three, and put them into {cache / 'family'} or into" in said
+    assert "one" not in said
+    (cache / "family").mkdir(parents=True)
+    for name in ("two", "three"):
+        (cache / "family" / name).write_bytes(b"x")
+    assert [path.parent.parent for path in locate("thing", tmp_path).paths] == [tmp_path, cache, cache]
+    files = tuple(RemoteFile(file.path) for file in (*files, RemoteFile("four")))
+    monkeypatch.setitem(FORMS, "thing", (Form("only", files),))
+    with pytest.raises(DataError, match=r"put family/two \+ family/three \+ four into"):
+        locate("thing", tmp_path)
+
+
+def test_files_of_a_download_have_one_folder_and_address():
+    for form in (form for forms in FORMS.values() for form in forms if form.downloadable):
+        assert len({(file.path.rpartition("/")[0], file.url.rpartition("/")[0]) for file in form.files}) == 1
+
+
 def test_what_cannot_be_downloaded_says_where_it_belongs(cache, monkeypatch):
     offer(monkeypatch, None)
     with pytest.raises(DataError, match=r"family/thing\.bin into .*cache"):

@@ -100,7 +100,7 @@ class TestSeries:
         path.write_text(json.dumps(content))
         task = load("wikimath", tmp_path)
         assert task.y[:, 2].abs().max() == 0
-        assert any("1 nodes do not change" in note for note in task.notes)
+        assert any("1 nodes are constant" in note for note in task.notes)
 
     def test_too_many_lags(self, cache, tmp_path):
         self.wikimath(tmp_path)

@@ -8,15 +8,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from own_people import EDGES, PEOPLE, X, Y, pairs
+from own_people import EDGES, PEOPLE, X, Y, pairs, said
 from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, from_frame, from_pyg
 from difformer.data.own.graphs import edge_ends
-
-
-def said(task, words):
-    return any(words in note for note in task.notes)
 
 
 class TestEdges:
@@ -78,7 +74,7 @@ class TestMasks:
         assert split.test.tolist() == [7]  # 6 has no label
         assert sorted([*split.train.tolist(), *split.valid.tolist()]) == [0, 1, 2, 3, 4]
         assert split.valid.numel() == 1
-        assert said(task, "has no validation part: 1 of its 5 training instances, drawn with seed 0, choose the model")
+        assert said(task, "has no validation part: 1 of its 5 training instances, drawn with seed 0, are used for")
 
     def test_masks_without_validation_are_honoured(self, tmp_path):
         np.savez(tmp_path / "all.npz", x=X, y=Y, train_mask=self.train, test_mask=self.test)
@@ -165,7 +161,7 @@ class TestLabels:
         np.save(tmp_path / "y.npy", Y)
         (tmp_path / "e.txt").write_text("0 1\n1 2\n")
         task = from_files(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "e.txt")
-        assert said(task, "cells of e.txt were separated at blanks")
+        assert said(task, "cells of e.txt were split at spaces")
 
     @pytest.mark.parametrize("other", ["target", "y", "class", "labels"])
     def test_a_feature_named_like_labels_gets_a_note(self, tmp_path, other):
@@ -179,8 +175,8 @@ class TestLabels:
 def test_whole_numbers_as_targets_of_a_series_get_a_note():
     x, y = np.random.default_rng(0).random((30, 5, 3)), np.arange(150).reshape(30, 5) % 3
     assert "3 different whole numbers, read as quantities" in " ".join(from_arrays(x, y).notes)
-    for said in (from_arrays(x, y, problem="regression"), from_arrays(x, y + 0.5), from_arrays(x, y * x[..., 0])):
-        assert "quantities" not in " ".join(said.notes)
+    for task in (from_arrays(x, y, problem="regression"), from_arrays(x, y + 0.5), from_arrays(x, y * x[..., 0])):
+        assert not said(task, "quantities")
 
 
 def test_the_split_of_a_series_gets_a_note():
@@ -283,6 +279,17 @@ class TestLabelsThatLookAlike:
         assert not said(from_arrays(np.arange(100.0)[:, None], y, problem="multiclass"), "regression")
         assert not said(from_arrays(np.arange(100.0)[:, None], y % 5), "regression")
         assert not said(from_arrays(np.arange(100.0)[:, None], [f"c{i}" for i in y]), "regression")
+
+    def test_mostly_rare_whole_numbers_are_quantities_with_a_note(self):
+        x, y = np.arange(120.0)[:, None], np.arange(120) % 40 - 1
+        task = from_arrays(x, y)
+        assert (task.problem, task.y.tolist()) == ("regression", y.tolist())  # -1 is a number
+        note = "labels: 40 different whole numbers, most in fewer than 5 rows, were read as quantities (regression)"
+        assert said(task, f"{note}; pass problem=multiclass if they are classes")
+        assert from_arrays(x, y, problem="multiclass").num_outputs == 39
+        assert from_arrays(x, y, class_names=[str(i) for i in range(39)]).problem == "multiclass"
+        for classes in (np.arange(120) % 30, np.arange(240) % 40, [f"c{i}" for i in y]):
+            assert from_arrays(np.arange(len(classes)).reshape(-1, 1), classes).problem == "multiclass"
 
 
 class TestMisspelledColumns:

@@ -207,7 +207,9 @@ def test_a_series_needs_one_graph_or_one_per_snapshot():
 def test_ambiguous_labels_are_refused_with_the_remedy():
     many = np.arange(60) % 50
     with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem=regression"):
-        from_arrays(np.ones((60, 1)), many)
+        from_arrays(np.ones((60, 1)), [f"type {i}" for i in many])
+    with pytest.raises(DataError, match=r"25 different ones in 30 labelled rows; pass problem=regression"):
+        from_arrays(np.ones((30, 1)), np.arange(30) % 25)
     assert from_arrays(np.ones((60, 1)), many, problem="regression").y.dtype == torch.float32
     assert from_arrays(np.ones((60, 1)), many, problem="multiclass").num_outputs == 50
     with pytest.raises(

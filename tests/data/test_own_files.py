@@ -339,11 +339,18 @@ def test_unusual_headers_of_edges_are_recognised_by_ids(write):
     assert "line 1 of e.csv was read as a header" in task.notes
 
 
+def test_a_letter_is_said_not_to_look_like_a_table(write):
+    for text in ("Dear customer\nthis is a letter\nbye\n", "Dear customer\nthis is a letter, no more\nbye\n"):
+        for option in ({}, {"label_columns": "segment"}):
+            with pytest.raises(DataError, match=r"one unnamed column of text \(this does not look like a table\)$"):
+                from_files(write("letter.txt", text), **option)
+
+
 def test_a_third_column_of_edges_used_as_weights_gets_a_note(write):
     features, labels = write("f.csv", people()), write("l.csv", LABELS)
     rows = "ann,bob,1999\nbob,cat,2004\n"
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows))
-    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=von,nach if it is no weight"
+    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=von,nach if it is not a weight"
     assert said in task.notes
     assert task.edge_weight.max() == 2004
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows), edge_columns=("von", "nach"))

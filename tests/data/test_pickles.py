@@ -51,7 +51,7 @@ class _Foul:
 )
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_pickles_that_call_anything_are_refused(foul, protocol):
-    with pytest.raises(DataError, match="could run foreign code"):
+    with pytest.raises(DataError, match="could run arbitrary code"):
         read_pickle(pickle.dumps([np.arange(3), foul], protocol=protocol))
 
 
@@ -143,7 +143,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_pickles_that_are_more_than_data_are_refused(attack):
     before = dict(vars(sparse.csr_matrix))
-    with pytest.raises(DataError, match="foreign code"):
+    with pytest.raises(DataError, match="arbitrary code"):
         read_pickle(b"\x80\x02" + ATTACKS[attack] + b".")
     assert dict(vars(sparse.csr_matrix)) == before
 

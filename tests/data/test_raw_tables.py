@@ -328,7 +328,9 @@ class TestFrames:
 
     def test_edges_by_id_without_ids_name_the_column_to_pass(self, tmp_path):
         frame, edges = self.frame(), [("c0", "c1"), ("c1", "c2")]
-        complaint = "edge 0: 'c0' is not the number of a row, and the nodes have no ids; pass ids=customer_id, where no"
+        frame = frame[["age", *frame.columns.drop("age")]]
+        complaint = "edge 0: 'c0' is not the number of a row, and the nodes have no ids; "
+        complaint += "if column 'customer_id' holds the ids, pass ids=\"customer_id\"$"
         with pytest.raises(DataError, match=complaint) as refused:
             from_frame(frame, "segment", edges=edges)
         assert refused.value.argument == "ids"
@@ -344,8 +346,10 @@ class TestFrames:
     def test_an_index_with_repeated_labels_can_be_ignored(self):
         pd = pytest.importorskip("pandas")
         frame = pd.concat([self.frame().head(30)] * 2)
-        with pytest.raises(DataError, match=r"row 30: id '0' is already that of row 0; .*pass ids=false"):
+        with pytest.raises(DataError, match=r"row 30, column 'customer_id': id 'c0' is already .*pass ids=False"):
             from_frame(frame, "segment")
+        with pytest.raises(DataError, match=r"row 30: id '0' is already that of row 0; .*pass ids=False"):
+            from_frame(frame.drop(columns="customer_id"), "segment")
         assert from_frame(frame, "segment", ids=False).instance_names == ()
 
     def test_polars_frames_and_other_objects(self):

@@ -90,6 +90,10 @@ def test_compressed_and_other_encodings(write):
     with pytest.raises(DataError, match=r"table\.csv: is not text .*encoding=latin-1"):
         read_csv(latin)
     assert read_csv(latin, format=TextFormat(encoding="latin-1")).names[0] == "größe"
+    for binary in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", gzip.compress(bytes(range(256)))):
+        with pytest.raises(DataError, match="holds zero bytes: it is not text, or it is UTF-16") as refused:
+            read_csv(write(binary, f"t.csv{'.gz' * binary.startswith(bytes([31, 139]))}"))
+        assert "latin-1" not in str(refused.value)
 
 
 def test_pipes_are_read(tmp_path):
@@ -259,9 +263,9 @@ def test_missing_files_and_unsupported_kinds(tmp_path):
         read_arrays(tmp_path / "none.npz")
     with pytest.raises(DataError, match="is a folder"):
         read_csv(tmp_path)
-    with pytest.raises(DataError, match=r"a\.xlsx: is not a kind of file that can be read; save it as CSV"):
+    with pytest.raises(DataError, match=r"a\.xlsx: is not a supported type of file; save it as CSV"):
         read_csv(tmp_path / "a.xlsx")
-    with pytest.raises(DataError, match=r"a\.pt: is not a kind of file .* pass it to from_pyg"):
+    with pytest.raises(DataError, match=r"a\.pt: is not a supported type of file; .* pass it to from_pyg"):
         read_csv(tmp_path / "a.pt")
 
 

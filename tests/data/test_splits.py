@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from difformer.data.split import (
     Split,
     authors_split,
+    current_name,
     fraction_split,
     index_split,
     labelled,
@@ -82,13 +83,13 @@ def test_different_seeds_give_different_splits():
 
 
 @pytest.mark.parametrize("seed", ["x", None, 0.5, 2**70, [1]])
-def test_a_seed_that_is_no_whole_number_is_refused(seed):
+def test_non_integer_seed_is_refused(seed):
     with pytest.raises(UserError, match="seed: expected a whole number"):
         random_split(10, seed=seed)
 
 
 @pytest.mark.parametrize("fractions", [1, "abc", [0.5, "x", 0.1], [0.5, None, 0.5], {}, [0.5]])
-def test_fractions_that_are_no_shares_are_refused(fractions):
+def test_invalid_fractions_are_refused(fractions):
     with pytest.raises(UserError, match="fractions: expected three shares"):
         random_split(10, fractions=fractions)
 
@@ -124,7 +125,7 @@ def test_protocols_by_their_usual_names():
         (lambda: per_class_split(torch.arange(9) % 3, per_class=1, num_valid=-2), "num_valid: expected at least 0"),
     ],
 )
-def test_numbers_that_are_no_indices_are_not_taken_for_some(make, complaint):
+def test_non_indices_are_refused(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
     assert index_split("own", np.array([3.0, 1.0]), [], [2]).train.tolist() == [3, 1]
@@ -140,7 +141,7 @@ def test_a_series_is_split_in_time_order():
     assert time_split(10, ratio=(1, 1, 0)).sizes() == (5, 5, 0)
 
 
-def test_masks_give_one_split_a_row():
+def test_masks_give_one_split_per_row():
     masks = torch.eye(3, dtype=torch.bool).repeat(1, 2)
     splits = masks_split(masks, masks.roll(1, 1), masks.roll(2, 1), name="geom-gcn")
     assert [s.name for s in splits] == ["geom-gcn/0", "geom-gcn/1", "geom-gcn/2"]
@@ -153,7 +154,7 @@ def test_masks_give_one_split_a_row():
 
 @pytest.mark.skipif("DIFFORMER_DATA" not in os.environ, reason="needs the published splits")
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
-def test_the_authors_split_comes_out_index_for_index(name):
+def test_authors_split_is_reproduced_exactly(name):
     root = Path(os.environ["DIFFORMER_DATA"])
     y = np.load(root / "planetoid" / f"{name}.npz")["y"]
     (published,) = load_splits(root / "splits" / f"{name}_authors_split.npz")
@@ -222,7 +223,7 @@ def test_a_split_made_for_other_data_is_refused():
 
 
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
-def test_split_that_points_behind_the_last_instance_is_refused(part):
+def test_split_with_an_index_out_of_range_is_refused(part):
     parts = {"train": torch.tensor([0]), "valid": torch.tensor([1]), "test": torch.tensor([2])}
     split = Split("mine", **{**parts, part: torch.tensor([3, 5])})
     split.check(6)  # the last instance is 5
@@ -246,3 +247,9 @@ def test_a_stratified_split_has_the_classes_in_proportion_in_every_part(seed):
     for part, share in zip(split.parts().values(), (0.5, 0.3, 0.2), strict=True):
         counts = torch.bincount(y[part], minlength=3)
         assert (counts - share * torch.tensor([60, 30, 10])).abs().max() <= 1
+
+
+def test_names_of_splits_by_class_say_per():
+    name = per_class_split(torch.arange(30) % 3, per_class=2, num_valid=6, num_test=None, seed=4).name
+    assert name == current_name("2 a class/6/rest/seed=4") == "2 per class/6/rest/seed=4"
+    assert current_name("a classic split") == "a classic split"

@@ -122,6 +122,8 @@ def test_errors_are_those_of_scikit_learn(wine: Any, quick: dict[str, Any]) -> N
         model.fit(x, np.full(178, -1))
     with pytest.raises(ValueError, match="only one class: "):
         model.fit(x, np.where(y == 2, 2, -1))
+    with pytest.raises(ValueError, match=r"only one class: 0\.0 "):
+        model.fit(x, np.zeros(178))
     with pytest.raises(ValueError, match="Input X contains NaN"):
         model.fit(np.where(x > 1000, np.nan, x), y)
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
@@ -146,6 +148,10 @@ def test_graph_of_wrong_size_is_refused(wine: Any, quick: dict[str, Any]) -> Non
         model.fit(x, partly, graph=sparse.eye(5))
     with pytest.raises(ValueError, match="receivers in 0 … 177"):
         model.fit(x, partly, graph=np.array([[0], [178]]))
+    names = [["C0001", "C0002"], ["C0002", "C0003"]]
+    for named in (names, pd.DataFrame(names, columns=["from", "to"])):
+        with pytest.raises(ValueError, match=r"graph holds names, such as 'C0001', .*positions of rows; .*get_indexer"):
+            model.fit(x, partly, graph=named)
     with pytest.raises(ValueError, match="non-negative weights"):
         model.fit(x, partly, graph=-sparse.eye(178))
     with pytest.raises(ValueError, match="may be a matrix or an edge_index of 178 edges"):
@@ -399,9 +405,17 @@ def test_no_warning_in_ordinary_use(wine: Any, quick: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (["age", "city"], r"X: columns that are not numbers: city; columns with gaps: age"),
-        (["city", "when"], r"X: columns that are not numbers: city, when"),
-        (["age", "plan"], r"X: columns that are not numbers: plan; columns with gaps: age"),
+        (["age", "city"], r"X: holds categories: city; columns with gaps: age\. difformer\.data\.from_frame\(table"),
+        (["city", "when"], r"X: holds dates: when; categories: city\."),
+        (["age", "plan"], r"X: holds categories: plan; columns with gaps: age\."),
+        (
+            ["age"],
+            r"X: holds columns with gaps: age\..*`make_pipeline\(SimpleImputer\(\), DIFFormerClassifier\(\)\)`$",
+        ),
+        (
+            ["size", "who", "when"],
+            r"ids, free text or constants: who\..*\('drop', \['who', 'when'\]\).*which drops columns",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
@@ -414,6 +428,8 @@ def test_raw_frames_are_refused_with_code_that_encodes_them(
             "city": ["Ulm", "Bonn", None, "Kiel"] * 10,
             "plan": pd.Categorical(["free", "paid"] * 20),
             "when": pd.date_range("2020-01-01", periods=40),
+            "who": [f"C{i:04d}" for i in range(40)],
+            "size": [*map(float, range(40))],
         }
     )
     y = np.arange(40) % 2

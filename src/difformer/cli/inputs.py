@@ -302,7 +302,7 @@ class NewRows:
             return {}, ()
         from difformer.data.edges import tidy_edges
         from difformer.data.own.csv_files import TextFormat
-        from difformer.data.own.features import id_column_name, read_features
+        from difformer.data.own.features import Rows, id_column_name, read_features
         from difformer.data.own.graphs import read_edges
 
         folder = training.RunFolder.open(run)
@@ -321,7 +321,8 @@ class NewRows:
 
         ids, name = options.get("ids"), None
         if task.instance_names and own_files:
-            name = id_column_name(own_files["features"], ids=ids, format=TextFormat(**form("features")))
+            format, names = TextFormat(**form("features")), task.instance_names
+            name = id_column_name(own_files["features"], ids=ids, names=names, format=format)
         known: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features, "ids": ids}
         found = read_features(features, **known, preprocessing=task.preprocessing, id_name=name, **form("features"))
         notes = list(found.notes) if task.preprocessing is not None else []  # unseen categories, new columns
@@ -330,8 +331,8 @@ class NewRows:
             notes += _familiar(task, found)
         else:
             count = (task.num_instances if together else 0) + found.x.shape[0]
-            named: dict[str, Any] = {"ids": _index(task, found, together), "columns": options.get("edge_columns")}
-            index, weight, _ = read_edges(edges, num_nodes=count, **named, format=TextFormat(**form("edges")))
+            rows = Rows(count, _index(task, found, together))
+            index, weight, _ = read_edges(edges, rows, options.get("edge_columns"), TextFormat(**form("edges")))
             # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
             kept: dict[str, Any] = {"self_loops": "remove", "duplicates": options.get("duplicates", "error")}
             kept["directed"] = bool(options.get("directed", False))
@@ -366,7 +367,8 @@ def _index(task: difformer.data.Task, found: Any, together: bool) -> dict[str, i
         raise DataError(problem, path=found.path)
     for name in old:
         if name in new:
-            problem = f"id {name!r} is that of an instance of the run"
+            problem = f"id {name!r} is that of an instance of the run, so edges to {name!r} would mean either: "
+            problem += "rename this row, or remove it; edges to the id then mean the instance of the run"
             if found.table is None:
                 raise DataError(problem, path=found.path, row=new[name])
             raise found.table.error(problem, new[name], found.table.ids)

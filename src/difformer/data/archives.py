@@ -1,4 +1,4 @@
-"""Arrays, archives and tables of numbers, read within limits: a small file cannot claim all the memory of the machine.
+"""Arrays, archives and tables of numbers, read within limits: a small file cannot exhaust the memory of the machine.
 
 Every size that a file announces is compared with what the file holds before memory is allocated, and what it holds is
 compared with a limit. An environment variable raises a limit:
@@ -47,10 +47,8 @@ def check_size(size: int, name: str, kind: str = "MEMBER", packed: int | None = 
         most = min(most, PACKED)
     if size > most:
         units = {"MEMBER": "bytes", "LINE": "characters", "COLUMNS": "columns"}[kind]
-        raise DataError(
-            f"{name} has {size:,} {units}, more than the limit of {most:,}; if you trust the file, set "
-            f"DIFFORMER_MAX_{kind}={size} to read it"
-        )
+        remedy = f"if you trust the file, set DIFFORMER_MAX_{kind}={size} to read it"
+        raise DataError(f"{name} has {size:,} {units}, more than the limit of {most:,}; {remedy}")
 
 
 class Contents(dict[str, Any]):

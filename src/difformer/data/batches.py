@@ -91,9 +91,8 @@ class SnapshotBatch(_Movable):
     def disjoint(self) -> GraphBatch:
         """The snapshots as s separate graphs of N nodes each, so that one pass of a model handles all of them."""
         count, nodes = self.x.shape[:2]
-        index, weight = (
-            (part,) * count if isinstance(part, Tensor) else part for part in (self.edge_index, self.edge_weight)
-        )
+        given = self.edge_index, self.edge_weight
+        index, weight = ((part,) * count if isinstance(part, Tensor) else part for part in given)
         edge_index = None if index is None else torch.cat([part + i * nodes for i, part in enumerate(index)], 1)
         edge_weight = None if weight is None else torch.cat(weight)
         batch = torch.arange(count, device=self.x.device).repeat_interleave(nodes)

@@ -114,13 +114,15 @@ def locate(name: str, root: str | os.PathLike[str] | None = None) -> Found:
     if found is None:
         remote = next((form for form in FORMS[name] if form.downloadable), None)
         if remote is None:
-            wanted = " or ".join(" + ".join(file.path for file in form.files) for form in FORMS[name])
-            folder = os.fspath(root or os.environ.get("DIFFORMER_DATA") or cache)
+            folder = Path(root or os.environ.get("DIFFORMER_DATA") or cache).expanduser()
+            absent = ([file.path for file in form.files if not (folder / file.path).is_file()] for form in FORMS[name])
+            wanted = " or ".join(map(" + ".join, absent))
             raise DataError(f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {folder}")
-        found = Found(name, remote.name, tuple(cache / file.path for file in remote.files), remote.files)
-        for path, file in zip(found.paths, found.files, strict=True):
-            if not path.is_file():
-                fetch(file, path, data_set=name)
+        paths = (find_file(file.path, root) or cache / file.path for file in remote.files)
+        found = Found(name, remote.name, tuple(paths), remote.files)
+        missing = [(file, path) for path, file in zip(found.paths, found.files, strict=True) if not path.is_file()]
+        for number, (file, path) in enumerate(missing):
+            fetch(file, path, data_set=name, others=[other.name for other, _ in missing[number + 1 :]])
     for path, file in zip(found.paths, found.files, strict=True):
         if path.is_relative_to(cache):
             check_kept(path, file.checksum, data_set=name)
@@ -162,24 +164,26 @@ def _altered(found: Found) -> Path | None:
 
 
 class DownloadError(DataError):
-    """A file that could not be downloaded."""
+    """A file that could not be downloaded; `others` beside it under the same address are missing, too."""
 
-    def __init__(self, data_set: str, file: RemoteFile, target: Path, reason: str) -> None:
-        super().__init__(
-            f"data set {data_set!r}: {file.name} could not be downloaded from {file.url}: {reason}. "
-            f"Nothing was written. Fetch that address by hand and put the file into {target.parent} as {target.name}, "
-            f"or keep it as {file.path} in a folder that $DIFFORMER_DATA names"
-        )
+    def __init__(self, data_set: str, file: RemoteFile, target: Path, reason: str, others: Sequence[str] = ()) -> None:
+        what, place = "that address by hand and put the file", f"as {target.name}, or keep it as {file.path}"
+        if others:
+            what = f"all {1 + len(others)} missing files from there, {', '.join([file.name, *others])}, and put them"
+            place = f"or into {file.path.rpartition('/')[0]}"
+        failed = f"{file.name} could not be downloaded from {file.url}: {reason}. Nothing was written"
+        how = f"Fetch {what} into {target.parent} {place} in a folder that $DIFFORMER_DATA names"
+        super().__init__(f"data set {data_set!r}: {failed}. {how}")
 
 
 class _BadDownloadError(Exception):
     """The transfer ended with other bytes than announced."""
 
 
-def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
+def fetch(file: RemoteFile, target: Path, *, data_set: str, others: Sequence[str] = ()) -> None:
     """Downloads one file to `target`, or raises a DownloadError after the last attempt and writes nothing."""
     if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
-        raise DownloadError(data_set, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
+        raise DownloadError(data_set, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE", others)
     for _ in range(ATTEMPTS):
         try:
             return _transfer(file, target)
@@ -194,7 +198,7 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> None:
             reason = str(error) or type(error).__name__
     # A server's answer may hold line breaks and control characters.
     said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-    raise DownloadError(data_set, file, target, said)
+    raise DownloadError(data_set, file, target, said, others)
 
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:

@@ -1,6 +1,6 @@
 """Edge lists in the form that tasks have: sorted, each directed edge once, self-loops as requested.
 
-Edge lists as people keep them name an undirected edge once or twice, repeat lines, and may or may not have self-loops.
+Edge lists found in practice list an undirected edge once or twice, repeat lines, and may or may not have self-loops.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ def _merge(
     for edge in unique[different][:1].tolist():
         found = ", ".join(f"{value:g}" for value in weight[code == edge].unique().tolist()[:4])
         first, second = (names[node] for node in divmod(edge, len(names)))
-        raise DataError(
-            f"the edge between nodes {first} and {second} is given more than once, with different "
-            f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max",
-            argument="duplicates",
-        )
+        problem = f"the edge between nodes {first} and {second} is given twice, with different weights ({found})"
+        remedy = "pass directed=true if its two directions differ, or duplicates=sum, mean or max"
+        raise DataError(f"{problem}; {remedy}", argument="duplicates")
     return unique, low

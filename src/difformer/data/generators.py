@@ -168,10 +168,9 @@ class StochasticBlockModel(GaussianClasses):
     def task(self, content: None) -> Task:
         n, classes, degree, homophily = self.num_nodes, self.num_classes, self.average_degree, self.homophily
         if classes > n or not 0 <= homophily <= 1 or degree < 0:
-            raise UserError(
-                f"sbm: expected num_classes ≤ num_nodes, homophily in [0, 1] and average_degree ≥ 0, "
-                f"got {classes} classes, {n} nodes, homophily {homophily}, average_degree {degree}"
-            )
+            expected = "num_classes ≤ num_nodes, homophily in [0, 1] and average_degree ≥ 0"
+            got = f"{classes} classes, {n} nodes, homophily {homophily}, average_degree {degree}"
+            raise UserError(f"sbm: expected {expected}, got {got}")
         rng = np.random.default_rng(self.seed)
         sizes = n // classes + (np.arange(classes) < n % classes)
         pairs = block_edges(sizes, average_degree=degree, homophily=homophily, rng=rng)

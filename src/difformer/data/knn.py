@@ -109,7 +109,7 @@ def _points(x: Any) -> Tensor:
         raise UserError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
     values = points.values() if points.layout == torch.sparse_csr else points
     if not bool(values.isfinite().all()):
-        raise UserError("x: holds NaN or infinite entries, from which there are no distances")
+        raise UserError("x: holds NaN or infinite entries, so distances are not defined")
     return points if points.is_floating_point() else points.double()
 
 

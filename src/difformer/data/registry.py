@@ -54,10 +54,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     made: Any = function(found.name, root, **options) if takes_files else function(**options)
     task = made.load() if isinstance(made, Reader) else made
     if not isinstance(task, Task):
-        raise UserError(
-            f"data set {found.name!r}: {found.loader} must return a difformer.data.Task, such as from_arrays makes; "
-            f"got {type(task).__name__}"
-        )
+        expected = "must return a difformer.data.Task, such as from_arrays makes"
+        raise UserError(f"data set {found.name!r}: {found.loader} {expected}; got {type(task).__name__}")
     return task
 
 
@@ -119,10 +117,9 @@ def _check_loader(name: str, loader: Any) -> None:
     positional = [p.name for p in parameters if p.kind is not keyword]
     bare = [p.name for p in parameters if p.kind is keyword and p.default is inspect.Parameter.empty]
     if positional not in ([], ["name", "root"]) or bare:
-        raise UserError(
-            f"data set {name!r}: a loader is a function (*, options…) or (name, root=None, *, options…) with a default "
-            f"for every option; that of {loader.__qualname__} is {inspect.signature(loader)}"
-        )
+        expected = "a function (*, options…) or (name, root=None, *, options…) with a default for every option"
+        given = f"that of {loader.__qualname__} is {inspect.signature(loader)}"
+        raise UserError(f"data set {name!r}: a loader is {expected}; {given}")
 
 
 def loader_of(name: str) -> Callable[..., Task | Reader]:
@@ -137,10 +134,8 @@ def loader_of(name: str) -> Callable[..., Task | Reader]:
     except (ImportError, AttributeError) as error:
         if ours:
             raise
-        raise UserError(
-            f"data set {name!r}: {found.loader} cannot be imported ({error}); it is package.module:function, and the "
-            f"package must be installed or on PYTHONPATH"
-        ) from error
+        remedy = "it is package.module:function, and the package must be installed or on PYTHONPATH"
+        raise UserError(f"data set {name!r}: {found.loader} cannot be imported ({error}); {remedy}") from error
     if not ours:
         _check_loader(found.name, loader)
     return loader

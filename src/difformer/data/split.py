@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -99,7 +100,7 @@ class Split:
 
 
 def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
-    """Write splits to one ``.npz`` or ``.json`` file, whole or not at all.
+    """Write splits to one ``.npz`` or ``.json`` file, completely or not at all.
 
     The ``.npz`` holds ``names [S]`` and ``train_0, valid_0, test_0, train_1, …``; the ``.json`` a list of objects with
     ``name, train, valid, test``.
@@ -137,10 +138,8 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
             names = found["names"]
             if names.ndim != 1:
                 raise DataError(f"names: expected a list, got an array of shape {names.shape}", path=path)
-            found = [
-                {"name": name, **{part: found[f"{part}_{i}"] for part in ALIASES}}
-                for i, name in enumerate(names.tolist())
-            ]
+            numbered = enumerate(names.tolist())
+            found = [{"name": name, **{part: found[f"{part}_{i}"] for part in ALIASES}} for i, name in numbered]
         found = found if isinstance(found, list) else [found]
         if not found or not all(isinstance(parts, dict) for parts in found):
             raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
@@ -302,8 +301,13 @@ def per_class_split(
     if rest.numel() < last:
         left = f"only {rest.numel()} labelled instances are left after {per_class} per class went to training"
         raise UserError(f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but {left}")
-    called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
+    called = name or f"{per_class} per class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
     return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
+
+
+def current_name(name: str) -> str:
+    """A name of a split or a protocol in today's words: earlier versions wrote "20 a class"."""
+    return re.sub(r"\ba class\b", "per class", name)
 
 
 def authors_split(y: Any) -> Split:

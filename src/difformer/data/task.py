@@ -152,7 +152,7 @@ class Task:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def fingerprint(self) -> str:
-        """SHA-256 over everything that can change a result: two tasks with one fingerprint train alike."""
+        """SHA-256 over everything that can change a result: tasks with the same fingerprint train identically."""
         digest = hashlib.sha256(f"{self.name}|{self.kind}|{self.problem}|{self.metric}|{self.num_outputs}".encode())
         parts = (self.x, self.y, self.edge_index, self.edge_weight, self.node_ptr)
         indices = (index for split in self.splits for index in split.parts().values())

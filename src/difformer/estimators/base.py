@@ -18,6 +18,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
+from difformer.data.own.preprocessing import Preprocessing
+from difformer.data.own.table import frame_table
 from difformer.data.sparse_features import feature_tensor
 from difformer.data.split import labelled as labelled_rows
 from difformer.diffusivity import Diffusivity
@@ -47,7 +49,7 @@ class DIFFormerEstimator(BaseEstimator):
         diffusivity: ``"simple"`` costs time linear in the number of rows, and O(d²) per layer for a new row; others
             (``"sigmoid"``, ``"gaussian:0.5"``, a `Diffusivity`) compare pairs. None switches attention off, so that
             only the edges of a graph remain.
-        graph: Observed structure if `fit` is given none: None for latent structure alone, ``"knn"`` for an edge from
+        graph: Observed structure if `fit` is given none: None for latent structure only, ``"knn"`` for an edge from
             each row's nearest rows to it, ``"auto"`` for whichever of the two predicts held-out labelled rows better,
             edges among the rows of the table to fit, or a `RowGraph`, which follows rows into folds.
         directed: Whether edges that you give have a direction. By default an edge goes both ways.
@@ -57,10 +59,10 @@ class DIFFormerEstimator(BaseEstimator):
         source_weight: β, weight of the initial states in every step.
         transform_values: Whether each layer has its own linear map for the values it propagates.
         dropout: Of states, while training; None is 0.2 with fewer than 500 labelled rows, and 0 with more.
-        steps: Gradient steps of each model at most; up to three times as many where a share of the labels is held out.
+        steps: Maximum number of gradient steps per model; three times as many where a share of the labels is held out.
         learning_rate: Of Adam.
         weight_decay: λ of ½λ‖w‖²; None is 1 / (labelled rows), as in `LogisticRegression`, but at most 0.02.
-        n_models: Models from different initial weights; their outputs are averaged.
+        n_models: Number of models, with different initial weights, whose outputs are averaged.
         validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature; 0 holds
             out none. None is 0.1 if at least 500 rows are labelled; with fewer, cross-validation chooses, and all
             labelled rows are trained on.
@@ -202,7 +204,7 @@ class DIFFormerEstimator(BaseEstimator):
             search, nearest, sides = self._sides(graph, given, scaled)
             table = scaled if target.ndim == 2 and not embed else None
             problem = TableProblem(feature_tensor(scaled), targets, labelled, mass, loss_weight, table)
-            del scaled, table  # the problem has it in single precision; a third copy of a large table would count
+            del scaled, table  # the problem has it in single precision; avoids a third copy of a large table
             runs, side, judged = train_and_choose(problem, recipe, sides)
             # What predictions need: numbers, the graph, and each model's memory of the population.
             temperature = torch.tensor(judged.temperature, dtype=torch.float64)
@@ -296,25 +298,27 @@ class DIFFormerEstimator(BaseEstimator):
         export_program(self, path)
 
 
-def raw_columns(table: Any, name: str) -> str:
+def raw_columns(x: Any, name: str) -> str:
     """What to do about the columns of a frame that are texts, dates or categories, or have gaps; empty without any."""
-    others, gaps = [], []
-    for column in getattr(table, "columns", ()):
-        try:
-            values = np.asarray(table[column])
-            if np.isnan(values.astype(np.float64)).any():
-                gaps.append(str(column))
-            elif values.dtype.kind == "M":
-                others.append(str(column))
-        except (TypeError, ValueError):
-            others.append(str(column))
-    kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
-    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
-    steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
-    return said and (
-        f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
-        f"or take the features x of difformer.data.from_frame(table, label=...), which reads such tables"
-    )
+    try:
+        table = frame_table(x)
+        table.read([i for i, text in enumerate(table.textual) if text], gaps=True)
+        columns = Preprocessing.fit([(column, table.cells[i]) for i, column in enumerate(table.names)]).columns
+    except (AttributeError, UserError):  # no frame, or one whose columns cannot be told apart
+        return ""
+    kinds: dict[str, list[str]] = {"date": [], "left out": [], "": [], "gaps": []}
+    for column, textual in zip(columns, table.textual, strict=True):
+        if textual or column.gaps:
+            kinds["gaps" if not textual else column.kind if column.kind in kinds else ""].append(column.name)
+    words = ("dates", "ids, free text or constants", "categories", "columns with gaps")
+    said = "; ".join(f"{what}: {', '.join(found)}" for what, found in zip(words, kinds.values(), strict=True) if found)
+    dropped, encoded = [*kinds["left out"], *kinds["date"]], kinds[""]
+    steps = [f"('drop', {dropped})"] * bool(dropped)
+    steps += [f"(OneHotEncoder(handle_unknown='ignore'), {encoded})"] * bool(encoded)
+    first = f"make_column_transformer({', '.join(steps)}, remainder=SimpleImputer())" if steps else "SimpleImputer()"
+    way = "difformer.data.from_frame(table, label=...) encodes such tables: pass its x. With scikit-learn, use"
+    rule = ", which drops columns that differ in nearly every row, and dates unless you make numbers of them"
+    return said and f"X: holds {said}. {way} `make_pipeline({first}, {name}())`{rule if dropped else ''}"
 
 
 class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):

@@ -4,7 +4,7 @@
 `difformer.estimators.predictor`. Two files cannot be replaced at once, so the description holds one SHA-256 over both:
 an interrupted save and a changed file are refused. The hash does not protect against someone who writes both files on
 purpose. So every entry has a rule (`SCHEMA`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that
-follow from others are compared with what follows, and a row is predicted on trial.
+follow from others are compared with what follows, and one row is predicted as a check.
 
 **Program.** One ``.pt2`` file for ``torch.export.load(path).module()``, without this package. It takes features ``[M,
 F]`` in single precision, as the table had them (scaling is inside), and gives probabilities, values or embeddings in
@@ -76,13 +76,8 @@ PARAMS: dict[str, Any] = {
     "random_state": Rule(lambda v: type(v) is int and 0 <= v < 2**32, "a seed").or_none(),
     "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
 }
-FACTS: dict[str, Any] = {
-    "n_features_in_": COUNT,
-    "graph_": one_of("knn", "given", None),
-    "n_iter_": COUNT,
-    "loss_": FINITE,
-    "validation_loss_": FINITE.or_none(),
-}
+FACTS: dict[str, Any] = {"n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT}
+FACTS |= {"loss_": FINITE, "validation_loss_": FINITE.or_none()}
 MODEL: dict[str, Any] = {  # the rest keep their defaults
     **{name: one_of(option.default) for name, option in inspect.signature(DIFFormer).parameters.items()},
     **{name: OPTIONS[name] for name in MODEL_OPTIONS},
@@ -95,11 +90,8 @@ MODEL: dict[str, Any] = {  # the rest keep their defaults
 del MODEL["checkpoint"]  # says how a model is computed, not what it is
 SCHEMA: dict[str, Any] = {
     **dict.fromkeys(("format", "estimator", HASH), str),
-    "format_version": COUNT,
-    "params": PARAMS,
-    "facts": FACTS,
-    "model": MODEL,
-    "members": COUNT,
+    **dict.fromkeys(("format_version", "members"), COUNT),
+    **{"params": PARAMS, "facts": FACTS, "model": MODEL},
     **dict.fromkeys(("softmax", "directed"), FLAG),
     "neighbours": COUNT.or_none(),
     "sparse_shape": ([COUNT], None),
@@ -116,34 +108,26 @@ OF_KIND: dict[str, dict[str, Any]] = {
 }
 OPTIONAL: dict[str, Any] = {"feature_names_in_": LABELS, "rows": COUNT}
 
-# Tensors by name, numbers in names left out: dtype, axes, range. A letter stands for a size: F columns, T outputs, n
-# fitted rows with a graph, N rows of the table, H heads, C channels, V and K one more than channels of values and keys.
-TENSOR_RULES: dict[str, tuple[str, str, str]] = {
-    "temperature": ("float64", "", "above 0"),
-    "scale": ("float64", "F", "above 0"),
-    "shift": ("float64", "F", ""),
-    "output_scale": ("float64", "2T", ""),
-    "coefficients": ("float64", "FT", ""),
-    "intercepts": ("float64", "T", ""),
-    "share": ("float64", "T", "from 0 to 1"),
-    "search.points": ("float32", "nF", ""),
-    "search.data": ("float64", "s", ""),
-    "search.indices": ("int", "s", "of at least 0"),
-    "search.indptr": ("int", "r", "of at least 0"),
-    "given.data": ("float64", "e", "of at least 0"),
-    "given.indices": ("int", "e", "of at least 0"),
-    "given.indptr": ("int", "q", "of at least 0"),
-    "given.digests": ("int64", "n2", ""),
-    "given.degree": ("float64", "n", "of at least 0"),
-    "of.label_distributions_": ("float64", "NT", "from 0 to 1"),
-    "of.transduction_": ("float64", "NT", ""),
-    "members.memories.sent": ("float32", "nC", ""),
-    "members.memories.sums": ("float64", "HKV", ""),
-    "members.memories.moments": ("float64", "HmV", ""),
-    "members.memories.keys": ("float32", "pHC", ""),
-    "members.memories.values": ("float32", "pHC", ""),
-    "members.memories.weight": ("float32", "p", "of at least 0"),
+# Tensors by dtype and range: names, numbers in them left out, with their axes. A letter stands for a size: F columns,
+# T outputs, n fitted rows with a graph, N rows of the table, H heads, C channels, V and K one more than channels of
+# values and keys.
+OF_TYPE = {
+    ("float64", ""): "shift F, output_scale 2T, coefficients FT, intercepts T, search.data s, of.transduction_ NT, "
+    "members.memories.sums HKV, members.memories.moments HmV",
+    ("float64", "above 0"): "temperature, scale F",
+    ("float64", "of at least 0"): "given.data e, given.degree n",
+    ("float64", "from 0 to 1"): "share T, of.label_distributions_ NT",
+    (
+        "float32",
+        "",
+    ): "search.points nF, members.memories.sent nC, members.memories.keys pHC, members.memories.values pHC",
+    ("float32", "of at least 0"): "members.memories.weight p",
+    ("int", "of at least 0"): "search.indices s, search.indptr r, given.indices e, given.indptr q",
+    ("int64", ""): "given.digests n2",
 }
+TENSOR_RULES: dict[str, tuple[str, str, str]] = {}  # dtype, axes and range by name
+for (_dtype, _range), _listed in OF_TYPE.items():
+    TENSOR_RULES |= {(pair := one.partition(" "))[0]: (_dtype, pair[2], _range) for one in _listed.split(", ")}
 RANGES = {"": -math.inf, "above 0": math.nextafter(0, 1), "of at least 0": 0, "from 0 to 1": 0}
 MORE_RULES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "output_scale": (lambda t: t[1] > 0, "must hold deviations above 0"),
@@ -437,7 +421,7 @@ def _dense(rows: Any) -> Tensor:
 
 
 def export_program(estimator: Any, path: str | Path) -> None:
-    """Write the program of a fitted estimator to a ``.pt2`` file, whole or not at all."""
+    """Write the program of a fitted estimator to a ``.pt2`` file, completely or not at all."""
     if Path(path).suffix != SUFFIX:
         problem = f"path: a program is a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}"
         raise UserError(f"{problem}; write for example {Path(path).stem or 'model'}{SUFFIX} (ONNX is not supported)")

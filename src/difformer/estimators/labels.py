@@ -38,7 +38,7 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     check_classification_targets(found)
     classes, numbers = np.unique(found, return_inverse=True)
     if len(classes) < 2:
-        problem = f"samples of at least 2 classes in the data, but the data contains only one class: {classes[0]!r}"
+        problem = f"at least 2 classes in the data, but the data contains only one class: {classes.tolist()[0]!r}"
         raise UserError(f"{name} needs {problem} (-1 marks unlabelled rows)")
     target = np.full(len(labels), UNLABELLED, dtype=np.int64)
     target[known] = numbers

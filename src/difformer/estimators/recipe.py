@@ -1,4 +1,4 @@
-"""Options of the estimators: what each may be, and what training makes of them.
+"""Options of the estimators: their valid values, and how training uses them.
 
 A rule serves twice: for an option when an estimator is fitted, and for an entry of a file when one is loaded.
 """

@@ -1,11 +1,11 @@
-r"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
+r"""Graphs over the rows of a table: given by the user, carried into folds, or made of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
 ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. Unless
 ``directed=True``, an edge goes both ways, with the larger of the weights of the two directions. Inside the estimators
 a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
-Rows to predict continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
+Rows to predict are weighted as in `difformer.graph`: with a_j the weights of a row's edges from fitted rows,
 d = Σ_j a_j its own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j). With
 ``directed=True`` s_j = a_j / d: a sender that receives nothing has d_j = 0, and its edges would be lost.
 
@@ -132,6 +132,10 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
         matrix = graph.numpy(force=True) if graph.layout == torch.strided else to_scipy(graph)
     else:
         matrix = graph if sparse.issparse(graph) else np.asarray(graph)
+    if not sparse.issparse(matrix) and matrix.ndim == 2 and matrix.size and isinstance(matrix[0, 0], str):
+        problem = f"graph holds names, such as {str(matrix[0, 0])!r}, but its ends must be positions of rows"
+        advice = "with pandas, index.get_indexer(names) finds those of names in the index of the rows, for either end"
+        raise UserError(f"{problem}; {advice}", argument="graph")
     if not sparse.issparse(matrix) and matrix.ndim == 2 and 2 in matrix.shape:
         listed = matrix.dtype.kind in "iu" or not matrix.size
         if listed and matrix.shape == shape and rows == 2:
@@ -263,8 +267,6 @@ class RowSearch(MatrixBuffers):
         wide = torch.from_numpy(np.ascontiguousarray(x.toarray() if sparse.issparse(x) else x))
         rows = wide.float()  # the precision of the points: a fitted row is at distance 0 from itself
         if not rows.isfinite().all():
-            problem = (
-                f"X holds values that are up to {float(wide.abs().max()):.3g} after scaling, too large for a search"
-            )
+            problem = f"X holds values up to {float(wide.abs().max()):.3g} after scaling, too large for a search"
             raise UserError(f"{problem} of neighbours; check the units of these rows", argument="X")
         return nearest(self.points, self.k, "euclidean", rows)[0]

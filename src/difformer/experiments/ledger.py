@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from difformer.data.split import current_name
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, writing
 from difformer.schema import check
@@ -147,12 +147,7 @@ def _plain(value: Any) -> Any:
 
 def run_key(settings_id: str, seed: int, split: str, mode: str) -> str:
     """Identity of what a run is asked for."""
-    return identity(settings=settings_id, seed=seed, split=_wording(split), mode=mode)
-
-
-def _wording(text: str) -> str:
-    """Names of splits and protocols as they are worded today; version 0.1 wrote "20 a class"."""
-    return re.sub(r"\ba class\b", "per class", text)
+    return identity(settings=settings_id, seed=seed, split=current_name(split), mode=mode)
 
 
 def run_id(line: Mapping[str, Any]) -> str:
@@ -170,7 +165,7 @@ def run_id(line: Mapping[str, Any]) -> str:
 
 def named(line: Line) -> Line:
     """The line with ``key``, ``id`` and ``settings_id``; those of an older version are computed."""
-    line = {**line, **{key: _wording(line[key]) for key in ("split", "protocol") if key in line}}
+    line = {**line, **{key: current_name(line[key]) for key in ("split", "protocol") if key in line}}
     if line["status"] != DONE or "key" in line or not line.keys() >= {"id", "settings", "dataset", "model"}:
         return line
     settings = dict(line["settings"])

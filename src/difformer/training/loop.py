@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
+from difformer.data.split import current_name
 from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback, EpochEvent
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot, same_shapes
@@ -326,7 +327,7 @@ class Trainer:
         """Continues from a snapshot of the same run."""
         facts, journal = snapshot.facts, self.journal
         for name, here in (("seed", self.seed), ("split", self.split.name)):
-            if facts.get(name) != here:
+            if current_name(str(facts.get(name))) != current_name(str(here)):
                 raise CheckpointError(f"the checkpoint is of {name} {facts.get(name)!r}, this run has {here!r}")
         try:
             self.model.load_state_dict(snapshot.part("model"))

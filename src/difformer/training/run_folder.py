@@ -44,7 +44,7 @@ from torch import Tensor
 from difformer import files, toml
 from difformer.data import DataError, Preprocessing, Split, Task, dataset_options, from_files, load
 from difformer.data.catalogue import entry
-from difformer.data.split import save_splits
+from difformer.data.split import current_name, save_splits
 from difformer.errors import UserError
 from difformer.files import RunFolderError, read_json, read_text, within, write_bytes, write_json, writing
 from difformer.kernels.cpu import library
@@ -401,7 +401,7 @@ class RunFolder:
             raise RunFolderError(f"{path} is not the result of a run ({error}); {advice}") from error
         if found.get("seed") != seed:
             raise RunFolderError(f"{path} is the result of seed {found.get('seed')!r}; restore the files of each seed")
-        return found
+        return {**found, "split": current_name(found["split"])}
 
     def results(self) -> tuple[dict[str, Any], ...]:
         """Results of all seeds that have one, in the order of seeds; interrupted ones included."""

@@ -83,18 +83,10 @@ class Reader:
         """A task of these parts; the protocol is the description of the splits, followed by `said`."""
         entry = ENTRIES[self.name]
         outputs = max(int(y.max()) + 1, 2) if problem == "multiclass" else y.shape[1] if problem == "multilabel" else 1
-        return Task(
-            name=self.name,
-            kind=entry.kind,  # type: ignore[arg-type]
-            problem=problem,
-            metric=entry.metric,
-            protocol="; ".join([splits[1], *said]),
-            x=x,
-            y=y,
-            splits=splits[0],
-            notes=(*parts.pop("notes", ()), *entry.notes),
-            **{"class_names": entry.class_names, "num_outputs": outputs, **parts},
-        )
+        about: Any = {"name": self.name, "kind": entry.kind, "problem": problem, "metric": entry.metric}
+        about |= {"protocol": "; ".join([splits[1], *said]), "notes": (*parts.pop("notes", ()), *entry.notes)}
+        about |= {"class_names": entry.class_names, "num_outputs": outputs, **parts}
+        return Task(x=x, y=y, splits=splits[0], **about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +172,7 @@ def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int |
 def row_normalised(x: Any) -> Any:
     """Rows that sum to one, x_ij / Σ_k x_ik; rows with sum zero stay as they are. Scipy CSR, float32."""
     matrix = sp.csr_matrix(x, dtype=np.float32, copy=True)
-    # Order and precision of scipy's own sum depend on its version; this one gives the same bits on every machine.
+    # Order and precision of scipy's own sum depend on its version; this one is bit-identical on every machine.
     wide = matrix.data.astype(np.float64)
     count = np.diff(matrix.indptr)
     total = np.bincount(np.repeat(np.arange(matrix.shape[0]), count), weights=wide, minlength=matrix.shape[0])
@@ -220,9 +212,6 @@ def processed(name: str, build: Callable[[], Arrays], *, sources: Sequence[Path]
         with atomic_write(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        warnings.warn(
-            f"the processed form of {name!r} cannot be cached ({error}) and will be rebuilt next time; "
-            f"set DIFFORMER_CACHE to a writable folder",
-            stacklevel=2,
-        )
+        said = f"the processed form of {name!r} cannot be cached ({error}) and will be rebuilt next time"
+        warnings.warn(f"{said}; set DIFFORMER_CACHE to a writable folder", stacklevel=2)
     return arrays

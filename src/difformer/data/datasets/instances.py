@@ -15,16 +15,7 @@ from torch.nn import functional as F
 
 from difformer.data.archives import read_members, read_npz, tar_members
 from difformer.data.catalogue import ENTRIES, RemoteFile
-from difformer.data.datasets.common import (
-    Array,
-    Arrays,
-    SeededReader,
-    Splits,
-    csr_arrays,
-    csr_of,
-    processed,
-    shuffled,
-)
+from difformer.data.datasets.common import Array, Arrays, SeededReader, Splits, csr_arrays, csr_of, processed, shuffled
 from difformer.data.download import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.knn import knn_graph
 from difformer.data.own.csv_files import lines_of

@@ -19,13 +19,7 @@ from difformer.data.archives import read_mat, read_members, read_npz
 from difformer.data.datasets import common
 from difformer.data.datasets.common import Arrays, GraphReader, SeededReader, csr_arrays
 from difformer.data.download import Found
-from difformer.data.split import (
-    Split,
-    index_split,
-    masks_split,
-    per_class_split,
-    random_split,
-)
+from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
 from difformer.data.task import Task
 from difformer.errors import DataError
 
@@ -183,7 +177,7 @@ class Karate(SeededReader, GraphReader):
     """Zachary's karate club: 34 members, 78 friendships, and whom each followed when the club broke apart.
 
     Args:
-        protocol: ``"one-a-side"`` trains on the two leaders alone, validates on two others drawn at random, and tests
+        protocol: ``"one-a-side"`` trains only on the two leaders, validates on two others drawn at random, and tests
             on the rest; ``"random"`` draws 20 %, 20 % and 60 %.
     """
 

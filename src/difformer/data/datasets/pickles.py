@@ -69,10 +69,8 @@ def read_pickle(content: bytes) -> Any:
 
 def _allow(known: bool, what: str) -> None:
     if not known:
-        raise DataError(
-            f"the pickle {what}, which no published data set needs; it was not loaded, because loading it could run "
-            f"foreign code"
-        )
+        why = "no published data set needs; it was not loaded, because loading it could run arbitrary code"
+        raise DataError(f"the pickle {what}, which {why}")
 
 
 def _run(content: bytes) -> Any:
@@ -87,10 +85,8 @@ def _run(content: bytes) -> Any:
         nonlocal made_bytes
         made_bytes += value.nbytes if isinstance(value, np.ndarray) else len(value) if isinstance(value, bytes) else 0
         if made_bytes > most_bytes:
-            raise DataError(
-                f"the pickle makes more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts "
-                f"again and again, which no published data set does; get the file from its official source"
-            )
+            much = f"more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts again and again"
+            raise DataError(f"the pickle makes {much}, as no published data set does; get it from its official source")
         stack.append(value)
 
     def since_mark() -> list[Any]:

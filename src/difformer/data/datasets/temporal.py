@@ -3,7 +3,7 @@
 With L lags, snapshot t has features (c_t, …, c_{t+L-1}) and target c_{t+L}. Snapshots are split 2 : 2 : 6 in time
 order. Counts are standardised node by node, z = (c - μ) / σ. Protocols differ in where μ and σ come from:
 
-* ``"paper"``: from the training part alone, that is from c_0, …, c_{n+L-1} where n snapshots train.
+* ``"paper"``: from the training part only, that is from c_0, …, c_{n+L-1} where n snapshots train.
 * ``"public-code"``: from the whole period, test included, as the authors' code does.
 
 Chickenpox is published standardised over the whole period. That needs no undoing: standardisation removes any affine
@@ -80,25 +80,20 @@ class SeriesReader(Reader):
         window = np.lib.stride_tricks.sliding_window_view(scaled, lags, axis=0)[: moments - lags]  # [T - L, N, L]
         still = int((basis.std(axis=0) == 0).sum())
         whence = "the training part" if paper else "the whole period, test included"
-        notes = (f"{still} nodes do not change in what they are standardised by; they are shifted only.",) * bool(still)
+        shifted = f"{still} nodes are constant over the period used for standardisation; they are only shifted."
+        notes = (shifted,) * bool(still)
 
         def per_snapshot(parts: Sequence[Array]) -> Tensor | tuple[Tensor, ...] | None:
             tensors = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
             return tuple(tensors[: moments - lags]) if len(tensors) > 1 else tensors[0] if parts else None
 
         said = f"{self.protocol}: {lags} lags, split 2:2:6 in time order, standardised by node over {whence}"
-        return self.make_task(
-            torch.from_numpy(np.ascontiguousarray(window)),
-            torch.from_numpy(np.ascontiguousarray(scaled[lags:])),
-            ((time_split(moments - lags),), said),
-            "graph as published",
-            "MSE",
-            problem="regression",
-            edge_index=per_snapshot(content.edges),
-            edge_weight=per_snapshot(content.weights),
-            instance_names=content.names if len(content.names) == values.shape[1] else (),
-            notes=(*notes, f"Errors are in units of the deviation over {whence}."),
-        )
+        splits = (time_split(moments - lags),), said
+        x, y = (torch.from_numpy(np.ascontiguousarray(part)) for part in (window, scaled[lags:]))
+        parts: Any = {"edge_index": per_snapshot(content.edges), "edge_weight": per_snapshot(content.weights)}
+        parts["instance_names"] = content.names if len(content.names) == values.shape[1] else ()
+        parts["notes"] = (*notes, f"Errors are in units of the deviation over {whence}.")
+        return self.make_task(x, y, splits, "graph as published", "MSE", problem="regression", **parts)
 
 
 @dataclass(frozen=True, kw_only=True)

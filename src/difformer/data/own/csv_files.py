@@ -30,6 +30,8 @@ SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # to tell columns of numbers from col
 CHUNK_CELLS = 10_000  # converted together: more would not stay in the processor's cache
 ARRAY_ENDINGS, PYG_ENDINGS = (".npz", ".npy"), (".pt", ".pth")
 NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", ".feather", ".h5", ".hdf5", ".zip")
+ZEROS = "holds zero bytes: it is not text, or it is UTF-16 without a byte-order mark; pass encoding=utf-16-le or "
+ZEROS += "encoding=utf-16-be, or save it as UTF-8"
 
 Row = tuple[int, list[str]]
 Role = Literal["features", "labels", "edges"]
@@ -52,7 +54,7 @@ class TextFormat:
         if self.decimal not in (".", ","):
             raise UserError(f"decimal: expected '.' or ',', got {self.decimal!r}")
         if self.comment is not None and (not isinstance(self.comment, str) or not self.comment):
-            raise UserError(f"comment: expected the sign that comments begin with, or None; got {self.comment!r}")
+            raise UserError(f"comment: expected the character that starts a comment, or None; got {self.comment!r}")
         try:
             "".encode(self.encoding or "utf-8")
         except (LookupError, TypeError, ValueError) as error:
@@ -76,11 +78,12 @@ def lines_of(
     """The lines of a text file, gzipped or not, in one pass; UTF-8, or UTF-16 with a byte-order mark, if None."""
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
-    most, count = limit("LINE"), 0
+    most, count, start = limit("LINE"), 0, b""
     try:
         with binary:
             if encoding is None:
-                encoding = "utf-16" if binary.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+                start = binary.peek(2)
+                encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
             stream = io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
             while line := stream.readline(most + 1):
                 count += 1
@@ -91,6 +94,7 @@ def lines_of(
     except UnicodeError as error:
         remedy = "pass encoding=latin-1 or the one it was saved in, or save it as UTF-8"
         problem = f"is not text in the encoding expected ({error}); {remedy}"
+        problem = ZEROS if b"\0" in start and encoding != "utf-16" else problem
         raise DataError(problem, path=path, argument="encoding") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be unpacked ({error})", path=path) from error
@@ -106,7 +110,7 @@ def open_table(
             raise DataError("is a folder, expected a file")
         if suffix in NOT_TEXT:
             hint = "; load what PyG has saved with torch, and pass it to from_pyg" if suffix in PYG_ENDINGS else ""
-            raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}")
+            raise DataError(f"is not a supported type of file; save it as CSV, Parquet or NPZ{hint}")
         if not Path(path).exists():
             raise FileNotFoundError(f"no file at {os.fspath(path)}")
         return open_parquet(path) if suffix in (".parquet", ".pq") else _open_text(os.fspath(path), format, role, ids)
@@ -126,8 +130,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     sample = [first, *islice(lines, SAMPLE_LINES)]
     zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
     if zeros is not None:  # text has no zero bytes, unless it is decoded wrongly
-        remedy = "pass encoding=utf-16-le or encoding=utf-16-be, or save it as UTF-8"
-        raise DataError(f"holds zero bytes: it is not text, or text in UTF-16 without a mark; {remedy}", line=zeros)
+        raise DataError(ZEROS, line=zeros)
     spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
     delimiter = format.delimiter or sniff_delimiter(sample, spaces=spaces)
     rows = _rows_of(name, chain(sample, lines), delimiter, len(above))
@@ -168,7 +171,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
             problem = problem if column else "the header leaves this column without a name"
             raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
-        notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
+        notes.append(f"cells of {Path(name).name} were split at spaces; pass delimiter= if that is wrong")
     textual = []
     for i in range(width):  # 1,5 counts as a number
         known = [row[i] for _, row in filled if len(row) > i and not is_gap(row[i].strip())]

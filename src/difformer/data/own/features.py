@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from difformer.data.archives import read_npy, read_npz
-from difformer.data.own.cell_values import canonical_id, number
+from difformer.data.own.cell_values import canonical_id, loose_id, number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, DELIMITERS, PYG_ENDINGS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
 from difformer.data.own.table import Column, Columns, Path_, Table, Values, check_columns, frame_table, index_of_ids
@@ -59,6 +60,7 @@ class Features:
     notes: Sequence[str] = ()  # what was guessed, one sentence each
     table: Table | None = None
     arrays: Mapping[str, Any] = field(default_factory=dict)  # the content of a file of arrays
+    chosen: Selection | None = None  # of the columns of the table
 
     @property
     def index(self) -> dict[str, int] | None:
@@ -74,6 +76,7 @@ class Selection:
     id_name: str | None = None  # the column of this name holds the ids wherever it is, unless `ids` is False
     label_columns: Columns | None = None
     labels_here: bool = False  # the labels must be in this table
+    label_names: Sequence[str] | None = ()  # of labels that are elsewhere; None if they are not known yet
     split_column: Column | None = None
     drop: Columns = ()
     wanted: Sequence[str] = ()  # the features by name; others are left out
@@ -82,6 +85,7 @@ class Selection:
     categories: Columns = ()
     dates: Columns = ()
     preprocessing: Preprocessing | None = None  # encodes raw columns; None fits a new one
+    notes: Sequence[str] = ()  # on what was guessed
 
 
 def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple[list[int], bool, list[str]]:
@@ -98,20 +102,24 @@ def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple
     if split is None:
         split = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
     taken.add(split)
-    reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
+    reasons = dict.fromkeys(likely, ", since its values are not train and test; pass drop={} to leave it out")
     notes = list[str]()
     if chosen.labels_here and chosen.label_columns is None:
         labels = _find_labels(table, taken)
         notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in labels]
         taken.update(labels)
     alike = [] if wanted else [i for i in table.named_like("labels") if i not in taken]
-    clear = [table.names[i] for i in alike if table.names[i].strip().lower() != "y"]
     if chosen.labels_here:
-        reasons |= dict.fromkeys(alike, ", although its name is usual for labels; pass drop={} if it tells the answer")
-    elif clear:
-        problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
-        problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
-        raise DataError(problem, path=table.path, argument="drop")
+        reasons |= dict.fromkeys(alike, ", although its name is usual for labels; pass drop={} if it reveals the label")
+    elif not wanted and chosen.label_names is not None:
+        twins = [i for name, i in at.items() if i not in taken and name in chosen.label_names and not name.isdigit()]
+        said = "is not used as a feature, since the labels have this name"
+        notes += [f"column {table.names[i]!r} of {table.file} {said}" for i in twins]
+        taken.update(twins)
+        if clear := [table.names[i] for i in alike if i not in taken and table.names[i].strip().lower() != "y"]:
+            problem = f"column {clear[0]!r} looks like labels and would be used as a feature, while labels "
+            problem += f"come from elsewhere; pass drop={clear[0]} or rename it"
+            raise DataError(problem, path=table.path, argument="drop")
     for name, reason in [(table.names[i], reason) for i, reason in reasons.items() if i not in taken]:
         notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
     features = [i for i in range(len(table.names)) if i not in taken]
@@ -125,7 +133,7 @@ def column_roles(table: Table, chosen: Selection, known: Sequence[str]) -> tuple
 
 
 def _id_column(table: Table, ids: Column | bool | None, taken: Container[int | None]) -> tuple[int | None, bool]:
-    """Position of the column of ids, and whether it was guessed by its texts alone."""
+    """Position of the column of ids, and whether it was guessed only by its texts."""
     if isinstance(ids, bool):
         return 0 if ids else None, False
     if ids is not None or "__index_level_0__" in table.names:
@@ -230,7 +238,10 @@ def select_features(table: Table, chosen: Selection) -> Features:
             features, names, table.ids = [0, *features], [name, *names], None
         else:
             guess = f"column {name!r} of {table.file} holds a different text in every row and was read as ids"
-            notes.append(f"{guess}; pass ids=false if it is a feature")
+            notes.append(f"{guess}; pass {table.option('ids', False)} if it is a feature")
+    elif chosen.ids is None and raw and not kinds and features[:1] == [0] and identifies(table.cells[0], True):
+        guess = f"column {names[0]!r} of {table.file} holds a different whole number in every row and is used as a"
+        notes.append(f"{guess} feature; pass {table.option('ids', names[0])} if these are ids")
     if not features:
         raise DataError("has no column of features left", path=table.path)
     columns = [(name, table.cells[i]) for name, i in zip(names, features, strict=True)]
@@ -248,16 +259,109 @@ def select_features(table: Table, chosen: Selection) -> Features:
             notes += said
     names = [*preprocessing.feature_names] if preprocessing is not None else names if table.named else []
     ids = () if table.ids is None else tuple(map(canonical_id, table.cells[table.ids]))
-    origin: Any = {"path": table.path, "table": table, "notes": (*table.notes, *notes)}
-    return Features(torch.from_numpy(x), tuple(names), ids, raw=columns, preprocessing=preprocessing, **origin)
+    origin: Any = {"path": table.path, "table": table, "notes": (*table.notes, *chosen.notes, *notes)}
+    origin |= {"raw": columns, "preprocessing": preprocessing, "chosen": chosen}
+    return Features(torch.from_numpy(x), tuple(names), ids, **origin)
 
 
-def id_column_name(path: Path_, *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
-    """The name of the column of ids in a file of features, or None; only the head of the file is read."""
+def identifies(values: Values, whole: bool) -> bool:
+    """Whether a column holds a different whole number in every row, or else a different text."""
+    if not isinstance(values, np.ndarray):
+        return not whole and "" not in values and len(set(values)) == len(values)
+    numbers = (np.abs(values) < LARGE) & (values == np.floor(values))
+    return whole and bool(numbers.all()) and len(np.unique(values)) == len(values)
+
+
+@dataclass
+class Rows:
+    """The rows of features, which labels and edges name: by id, or by number if there are no `ids`."""
+
+    size: int
+    ids: Mapping[str, int] | None = None
+    found: Features | None = None  # if `find_ids` may look for ids among them
+    searched: bool = False  # whether it did
+
+    def find_ids(self, values: Sequence[Any], what: str) -> None:
+        """Looks once for ids that are neither known nor ruled out: a column that holds all `values`, which name rows.
+
+        Only columns with a different whole number in each row are considered, and exactly one must hold all.
+        """
+        searched, self.searched = self.searched, True  # all data name rows in the same way
+        if searched or self.ids or not self.found or not (chosen := self.found.chosen) or chosen.ids is not None:
+            return
+        columns = {name: cells for name, cells in self.found.raw if len(self.found.raw) > 1 and identifies(cells, True)}
+        wanted = {canonical_id(value) for part in values if columns for value in set(np.asarray(part).tolist())}
+        holding = [name for name, cells in columns.items() if wanted and wanted.issubset(map(canonical_id, cells))]
+        if self.found.table is None or not holding:
+            return
+        option = self.found.table.option("ids", holding[0] if len(holding) > 1 else False)
+        note = f"column {holding[0]!r} of {self.found.table.file} was read as ids, since it holds a different whole "
+        note += f"number in every row, and all {what}; pass {option} if these are numbers of rows"
+        if len(holding) > 1:
+            note = f"{what} were read as numbers of rows, counted from 0, although each of the columns "
+            note += f"{listed(holding)} holds them all; pass {option} if that holds the ids"
+        ids = holding[0] if len(holding) == 1 else None
+        self.found = select_features(self.found.table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
+        self.ids = self.found.index
+
+    def positions(self, values: Any, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
+        """Rows that `values` name. Errors name the row, and add the `hint` for names that are not known."""
+        ids, size = self.ids, self.size
+        if ids is not None:
+            names = values if isinstance(values, list) else values.tolist()
+            places = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
+            if unknown := [row for row, place in enumerate(places) if place < 0]:
+                row, plain = unknown[0], {loose_id(name): name for name in ids}
+                first = ", ".join(map(repr, list(ids)[:3]))
+                problem = f"no {what} is called {str(names[row])!r}; the {size} known ids begin with {first}{hint}"
+                if close := plain.get(loose_id(names[row])):
+                    count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
+                    problem = f"{count} ids that do not match differ in case or spaces only, for example "
+                    problem += f"{str(names[row])!r} here and {close!r} in the features: make them the same"
+                raise DataError(problem, row=row)
+            return np.array(places, dtype=np.int64)
+        array = np.asarray(values)
+        if array.dtype.kind not in "iuf":
+            cells = [number(str(value)) for value in array.tolist()]
+            if None in cells:
+                cell = str(values[row := cells.index(None)])
+                hint = self._may_hold_ids(whole=False) or hint
+                problem = f"{cell!r} is not the number of a row, and the {what}s have no ids{hint}"
+                raise DataError(problem, row=row, argument="ids")
+            array = np.array(cells, dtype=np.float64)
+        outside = ~((array >= 0) & (array < size))
+        wrong = outside | (array != np.floor(array))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            if not outside[row] or not np.isfinite(array[row]):
+                raise DataError(f"{array[row]} is not the number of a row", row=row)
+            shifted = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
+            problem = f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}"
+            raise DataError(f"{problem}{self._may_hold_ids(whole=True) or shifted}", row=row)
+        return array.astype(np.int64)
+
+    def _may_hold_ids(self, *, whole: bool) -> str:
+        """The columns of whole numbers, or of texts, that may hold ids, as a remedy."""
+        if self.found is None or (table := self.found.table) is None:
+            return ""
+        likely = [name for name, cells in self.found.raw if identifies(cells, whole)]
+        likely = [table.names[i] for i in table.named_like("ids") if table.names[i] in likely] or likely[:4]
+        options = " or ".join(table.option("ids", name) for name in likely)
+        return f"; if column {' or '.join(map(repr, likely))} holds the ids, pass {options}" if likely else ""
+
+
+def id_column_name(
+    path: Path_, *, ids: Column | bool | None = None, names: Sequence[str] = (), format: TextFormat
+) -> str | None:
+    """The name of the column of ids in a file of features, or None; without a usual name, that with these `names`."""
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, *PYG_ENDINGS):
         return None
     table = open_table(path, format)
-    at, _ = _id_column(table, ids, set())
+    at, guessed = _id_column(table, ids, set())
+    if names and ids is None and (guessed or at is None):  # otherwise the head of the file is enough
+        table.read(range(len(table.names)))
+        cells = ((i, [number(cell) for cell in column]) for i, column in table.cells.items())
+        at = next((i for i, values in cells if [*map(canonical_id, values)] == [*names]), at)
     return table.names[at] or None if table.named and at is not None else None
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from difformer.data.own.cell_values import number
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
-from difformer.data.own.features import SPLIT_ARRAYS, Features, features_from, named_array, needed_array
-from difformer.data.own.table import LARGEST, Column, Ids, Path_, Table, positions
+from difformer.data.own.features import SPLIT_ARRAYS, Features, Rows, features_from, named_array, needed_array
+from difformer.data.own.table import LARGEST, Column, Path_, Table
 from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
@@ -62,12 +62,12 @@ def _array(edges: Any) -> NDArray[Any]:
         raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
 
 
-def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None, hint: str = "") -> Found:
+def edges_from(edges: Any, weights: Any, rows: Rows) -> Found:
     """Edges from a list or array, see `edge_ends`, an adjacency matrix, or a frame of two or three columns.
 
-    Arrays of whole numbers hold positions; lists and frames hold `ids` if nodes have them, otherwise `hint` may help.
+    Arrays of whole numbers hold positions; lists and frames hold ids if the `rows` have them.
     """
-    if (found := _from_matrix(edges, num_nodes)) is not None:
+    if (found := _from_matrix(edges, rows.size)) is not None:
         return found
     notes: tuple[str, ...] = ()
     if hasattr(edges, "columns"):
@@ -78,9 +78,10 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     else:
         ends, note = edge_ends(edges)
         notes = () if note is None else (note,)
-        ids = None if isinstance(edges, (Tensor, np.ndarray)) and ends.dtype.kind in "iu" else ids
+        rows = Rows(rows.size) if isinstance(edges, (Tensor, np.ndarray)) and ends.dtype.kind in "iu" else rows
+    rows.find_ids(ends, "ends of edges")
     try:
-        index = np.stack([positions(end, num_nodes, ids, hint=hint) for end in ends])
+        index = np.stack([rows.positions(end) for end in ends])
         return torch.from_numpy(index), None if weights is None else _weights(weights, index.shape[1]), notes
     except DataError as error:
         place = "" if error.row is None else f"edge_index, edge {error.row}: "
@@ -120,35 +121,39 @@ def edges_in(found: Features) -> Found | None:
     """The edges stored with the features in a file of arrays, or None."""
     edges, weights = named_array(found.arrays, "edges"), named_array(found.arrays, "weights")
     with in_file(found.path):
-        return None if edges is None else edges_from(edges, weights, num_nodes=found.x.shape[0], ids=found.index)
+        return None if edges is None else edges_from(edges, weights, Rows(found.x.shape[0], found.index))
 
 
-def read_edges(
-    path: Path_, num_nodes: int, ids: Ids | None, columns: Sequence[Column] | None, format: TextFormat, hint: str = ""
-) -> Found:
-    """Edges from a table of sources, targets and perhaps weights, or an NPZ; `hint` as above."""
+def read_edges(path: Path_, rows: Rows, columns: Sequence[Column] | None, format: TextFormat) -> Found:
+    """Edges from a table of sources, targets and perhaps weights, or an NPZ."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
-            return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids, hint=hint)
-    table = open_table(path, format, role="edges", ids=ids)
-    roles = _roles(table, columns)
+            return edges_from(found, named_array(arrays, "weights"), rows)
+    table = open_table(path, format, role="edges", ids=rows.ids)
+    roles, ends, weight, notes = _roles(table, columns), [], None, list(table.notes)
     unused = [i for i in range(len(table.names)) if i not in roles]
-    table.read([*unused, *(i for i in roles[:2] if ids is not None or table.textual[i])])
-    ends, weight, notes = [], None, list(table.notes)
-    for i in roles[:2]:
-        with table.locate({None: i}):
-            ends.append(positions(table.cells[i], num_nodes, ids, hint=hint))
+    first, second = (table.names[i] for i in roles[:2])
+    taken = f"; columns {first!r} and {second!r} were taken as the ends of edges: pass edge_columns= if others are"
+    taken = taken if columns is None and table.named and not table.named_like("source") else ""
+    try:
+        table.read([*unused, *(i for i in roles[:2] if rows.ids is not None or table.textual[i])])
+        rows.find_ids([table.cells[i] for i in roles[:2]], "ends of edges")
+        for i in roles[:2]:
+            with table.locate({None: i}):
+                ends.append(rows.positions(table.cells[i]))
+    except DataError as error:
+        place: Any = {"line": error.line, "row": error.row, "column": error.column, "argument": error.argument}
+        raise DataError(f"{error.problem}{taken}", path=error.path, **place) from error
     if unused:
-        notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}")
+        notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}{taken}")
     if len(roles) == 3:
         name = table.names[roles[2]]
         with table.locate({None: roles[2]}):
             weight = _weights(table.cells[roles[2]], table.rows)
         if columns is None and roles[2] not in table.named_like("weight"):
             third = f"column {repr(name) if table.named else name} of {table.file}"
-            only = ",".join(table.names[i] for i in roles[:2])
-            notes.append(f"edges are weighted by {third}; pass edge_columns={only} if it is no weight")
+            notes.append(f"edges are weighted by {third}; pass edge_columns={first},{second} if it is not a weight")
     return torch.from_numpy(np.stack(ends)), weight, tuple(notes)
 
 
@@ -266,7 +271,7 @@ def _part(data: Any, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor
             raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
         index, weight = matrix.to_sparse_coo().t().coalesce(), None
     if index is not None:  # PyG's edge_index is [2, E], also where E = 2
-        index, weight, _ = edges_from(index.cpu(), weight, num_nodes=x.shape[0])
+        index, weight, _ = edges_from(index.cpu(), weight, Rows(x.shape[0]))
     if not isinstance(y, Tensor):
         got = "it has no y" if y is None else f"y is a {type(y).__name__}"
         raise DataError(f"expected a tensor y with the targets, but {got}")

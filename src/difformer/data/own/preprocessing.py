@@ -4,7 +4,7 @@
     boolean    0 or 1, also for yes and no; gaps as above
     category   one column per value, one column for all rare values, a gap as a value of its own
     date       days, standardised like numbers; one column per month and per weekday; gaps as above
-    left out   empty, constant, a different text in nearly every row, or rare values alone
+    left out   empty, constant, a different text in nearly every row, or only rare values
 
 scikit-learn's `SimpleImputer` and `StandardScaler` compute medians and scales on all rows, labelled or not; labels are
 not used. `Preprocessing.to_dict` gives plain numbers and texts; `Preprocessing.transform` encodes new rows.

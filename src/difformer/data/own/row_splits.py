@@ -105,7 +105,7 @@ def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
         held = torch.cat([drawn.valid, drawn.test])
         parts["train"], parts["valid"] = (train[part].sort().values for part in (drawn.train, held))
         count = f"{held.numel()} of its {train.numel()} training instances, drawn with seed 0,"
-        notes.append(f"split {split.name} has no validation part: {count} choose the model instead of being trained on")
+        notes.append(f"split {split.name} has no validation part: {count} are used for validation instead of training")
     return Split(split.name, **parts)
 
 
@@ -125,7 +125,7 @@ def drawn_splits(
         if share > 0 and held == 0:
             known = size if targets is None else targets.known.numel()
             problem = f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}"
-            raise DataError(f"{problem}; bring more labels, or your own splits: splits=")
+            raise DataError(f"{problem}; provide more labels, or pass your own splits: splits=")
     return tuple(splits)
 
 
@@ -145,9 +145,8 @@ def named_splits(splits: Sequence[Split]) -> str:
 def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
     """A note on classes without an instance in a training part, which no model can predict."""
     for split in splits if targets.problem == "multiclass" else ():
-        seen = set(
-            targets.y[split.train[split.train < targets.y.numel()]].tolist()
-        )  # other rows are refused by the task
+        # Other rows are refused by the task.
+        seen = set(targets.y[split.train[split.train < targets.y.numel()]].tolist())
         if seen and (absent := [name for code, name in enumerate(targets.class_names) if code not in seen]):
             classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
             which = f" of split {split.name}" if len(splits) > 1 else ""

@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.own.cell_values import canonical_id, cell_text, is_gap, is_missing, loose_id, number
+from difformer.data.own.cell_values import canonical_id, cell_text, is_gap, is_missing, number
 from difformer.errors import DataError, did_you_mean, in_file, listed, require
 
 Path_ = str | os.PathLike[str]
@@ -64,12 +64,15 @@ class Table:
     rows: int = 0
     trained: bool = False  # whether these are new rows for a trained model
     gaps: bool = False  # whether numbers may be missing
+    in_python: bool = False  # whether this is a frame, for which options are shown as Python has them
     ids: int | None = None  # positions of columns with a role
     labels: Sequence[int] = ()
     split: int | None = None
 
     def read(self, text: Collection[int], *, gaps: bool = False) -> Table:
         """Read all rows, once: columns in `text` as text, others as numbers, with `gaps` NaN where missing."""
+        if self.rows:
+            return self
         text, self.gaps, parts, same = {*text}, gaps, defaultdict[int, list[Any]](list), dict[str, str]()
         for lines, columns in self.source:
             if self.lines is not None:
@@ -128,7 +131,15 @@ class Table:
 
     def listed(self) -> str:
         """The columns, for errors."""
+        if len(self.names) == 1 and not self.named and self.textual[0]:
+            return "one unnamed column of text (this does not look like a table)"
         return ", ".join(map(repr, self.names[:20])) if self.named else f"{len(self.names)} unnamed columns"
+
+    def option(self, name: str, value: str | bool) -> str:
+        """An option as it is typed: ``ids=customer``, for a frame ``ids="customer"``."""
+        if self.in_python:
+            return f"{name}={value}" if isinstance(value, bool) else f'{name}="{value}"'
+        return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
     def named_like(self, role: str) -> list[int]:
         """Positions of the columns with a usual name for the role: ``"ids"``, or one of `USUAL_NAMES`."""
@@ -204,7 +215,8 @@ def memory_table(path: str, columns: Sequence[tuple[str, Any]]) -> Table:
 
 def frame_table(frame: Any, path: str = "frame") -> Table:
     """The columns of a pandas or polars frame."""
-    return memory_table(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
+    columns = [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)]
+    return replace(memory_table(path, columns), in_python=True)
 
 
 def row_ids(x: Any) -> tuple[str, ...]:
@@ -240,44 +252,11 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None) -> dict[str, in
         first = index.setdefault(name, row)
         if not name or first != row:
             place = f"row {first}" if table is None else table.place(first)
-            problem = f"id {name!r} is already that of {place}; ids must differ (pass ids=false if these are no ids)"
+            undo = "" if table is None else f" (pass {table.option('ids', False)} if these are not ids)"
+            problem = f"id {name!r} is already that of {place}; ids must differ{undo}"
             problem = problem if name else "the id is missing here"
             raise DataError(problem, row=row) if table is None else table.error(problem, row, table.ids)
     return index
-
-
-def positions(values: Any, size: int, ids: Ids | None, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
-    """Rows that `values` name: by id, or by number if there are no `ids`. Errors name the row and add the `hint`."""
-    if ids is not None:
-        names = values if isinstance(values, list) else values.tolist()
-        found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
-        if unknown := [row for row, place in enumerate(found) if place < 0]:
-            row, plain = unknown[0], {loose_id(name): name for name in ids}
-            first = ", ".join(map(repr, list(ids)[:3]))
-            problem = f"no {what} is called {str(names[row])!r}; the {size} known ids begin with {first}{hint}"
-            if close := plain.get(loose_id(names[row])):
-                count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
-                problem = f"{count} ids that do not match differ in case or spaces only, for example "
-                problem += f"{str(names[row])!r} here and {close!r} in the features: make them the same"
-            raise DataError(problem, row=row)
-        return np.array(found, dtype=np.int64)
-    array = np.asarray(values)
-    if array.dtype.kind not in "iuf":
-        cells = [number(str(value)) for value in array.tolist()]
-        if None in cells:
-            row = cells.index(None)
-            problem = f"{str(values[row])!r} is not the number of a row, and the {what}s have no ids{hint}"
-            raise DataError(problem, row=row, argument="ids")
-        array = np.array(cells, dtype=np.float64)
-    outside = ~((array >= 0) & (array < size))
-    wrong = outside | (array != np.floor(array))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        if not outside[row] or not np.isfinite(array[row]):
-            raise DataError(f"{array[row]} is not the number of a row", row=row)
-        count = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
-        raise DataError(f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}{count}", row=row)
-    return array.astype(np.int64)
 
 
 def open_parquet(path: Path_) -> Table:
@@ -301,9 +280,8 @@ def open_parquet(path: Path_) -> Table:
             problem = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
             raise DataError(problem, path=path, column=label)
         widths = [0 if cells is None else len(cells) for cells in values]
-        if (
-            row := next((row for row, width in enumerate(widths) if not width or width != widths[0]), None)
-        ) is not None:
+        row = next((row for row, width in enumerate(widths) if not width or width != widths[0]), None)
+        if row is not None:
             problem = f"expected a list of {widths[0]} numbers as in row 0, got {widths[row] or 'none'}"
             raise DataError(problem, path=path, row=row, column=label)
         columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(max(widths, default=0))]

@@ -1,7 +1,7 @@
 """Labels as users write them, in files of their own or beside the features, turned into the targets of a task.
 
     texts, or whole numbers          → multiclass: classes in order, each called by its text
-    one column with fractions        → regression
+    one column with fractions        → regression, as for more than 30 whole numbers that are mostly rare
     several columns of 0 and 1       → multilabel
     several columns of other numbers → regression with several targets
 
@@ -29,13 +29,14 @@ from torch import Tensor
 from difformer.data.own.cell_values import canonical_id, gap_words, label_text, loose_id
 from difformer.data.own.cell_values import number as number_of
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
-from difformer.data.own.features import ROWS, Features, named_array, needed_array
-from difformer.data.own.table import Column, Columns, Ids, Path_, Table, Values, frame_column, positions
+from difformer.data.own.features import ROWS, Features, Rows, named_array, needed_array
+from difformer.data.own.table import Column, Columns, Ids, Path_, Table, Values, frame_column
 from difformer.data.split import labelled
 from difformer.data.task import Problem
 from difformer.errors import DataError, UserError, in_file
 
 MANY_CLASSES = 20
+MANY_NUMBERS, OFTEN = 30, 5  # more whole numbers than this, most of which occur less often than this, are quantities
 FEW_ROWS = 10  # with fewer labelled rows a perfect association may be chance
 NEAR_ROWS = 20  # with at least this many, a nearly perfect one gets a note too
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
@@ -152,11 +153,17 @@ def encode_targets(
                 said += f"or pass missing={texts[0]} if it means no label, or problem=multiclass if all are names"
                 raise DataError(said, row=cells[0].index(texts[0]), column=1)
             problem = "regression"
+        guess = problem is None and not len(class_names)
+        numbers = values[0] if guess and None not in values[0].values() else {}
+        counts = Counter(cells[0]) if len(numbers) > MANY_NUMBERS else {}
+        if 2 * sum(counts[cell] < OFTEN for cell in numbers if counts) > len(numbers):
+            said = f"labels: {len(numbers)} different whole numbers, most in fewer than {OFTEN} rows, were read as"
+            notes.append(f"{said} quantities (regression); pass problem=multiclass if they are classes")
+            problem = "regression"
         if problem != "regression":
             if missing is None and "-1" in values[0] and not {*values[0]} <= {"-1", "1"}:
                 del values[0]["-1"]
                 notes.append(f"label -1 was read as unlabelled ({cells[0].count('-1')} instances)")
-            guess = problem is None and not len(class_names)
             return _classes(cells[0], values[0], class_names, guess, notes)
     elif problem == "multiclass":
         said = f"labels: a class is one column, got {len(cells)}"
@@ -227,20 +234,20 @@ def _classes(
 
 
 def read_labels(
-    path: Path_, size: int, ids: Ids | None, columns: Columns | None, key: Column | bool | None, format: TextFormat
+    path: Path_, rows: Rows, columns: Columns | None, key: Column | bool | None, format: TextFormat
 ) -> Labels:
-    """Labels in the order of the features, by the `ids` of their rows or in order; None means detect it."""
+    """Labels in the order of the features, by the names of their rows or in order; None means detect it."""
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        return labels_from(needed_array(path, "y", "x")[0], None, size, path)
-    table = open_table(path, format, role="labels", ids=ids)
+        return labels_from(needed_array(path, "y", "x")[0], None, rows.size, path)
+    table = open_table(path, format, role="labels", ids=rows.ids)
     table.read(range(len(table.names)))
     given = None if columns is None else table.find_all(columns, "label_columns")
-    at = _ids_at(table, size, ids, key, given)
+    at = _ids_at(table, rows.size, rows.ids, key, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)
-    rows: Sequence[int | None] = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
-    return _labels_of(table, chosen, rows, table.notes)
+    order: Sequence[int | None] = _rows_in_order(table, rows.size) if at is None else _rows_by_id(table, at, rows)
+    return _labels_of(table, chosen, order, table.notes)
 
 
 def _ids_at(
@@ -282,22 +289,23 @@ def _rows_in_order(table: Table, size: int) -> list[int]:
     raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
 
-def _rows_by_id(table: Table, at: int, size: int, ids: Ids | None) -> list[int | None]:
+def _rows_by_id(table: Table, at: int, rows: Rows) -> list[int | None]:
     """For every row of the features, the row of the table that labels it."""
     cells, hint = table.cells[at], ""
-    known = [number_of(cell) is not None if ids is None else canonical_id(cell) in ids for cell in cells[:2]]
+    rows.find_ids([cells], "labelled rows")
+    known = [number_of(cell) is not None if rows.ids is None else canonical_id(cell) in rows.ids for cell in cells[:2]]
     if known == [False, True] and not table.named:
         hint = "; pass header=true if this row names the columns"
-    elif ids is None:
+    elif rows.ids is None:
         hint = "; add a column of ids to the features (ids= names it) or, if labels are in the order of the rows, pass "
         hint += "label_ids=false and label_columns= with that of the labels"
     row_of: dict[int, int] = {}
     with table.locate({None: at}):
-        for row, place in enumerate(positions(cells, size, ids, what="row", hint=hint).tolist()):
+        for row, place in enumerate(rows.positions(cells, what="row", hint=hint).tolist()):
             if (first := row_of.setdefault(place, row)) != row:
                 problem = f"a second label for {cells[row]!r}, the first is on {table.place(first)}"
                 raise DataError(problem, row=row)
-    return [row_of.get(place) for place in range(size)]
+    return [row_of.get(place) for place in range(rows.size)]
 
 
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:

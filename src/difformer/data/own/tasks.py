@@ -21,10 +21,10 @@ import torch
 
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.own.csv_files import ARRAY_ENDINGS, PYG_ENDINGS, TextFormat
-from difformer.data.own.features import Features, Selection, features_from, load_features, select_features
+from difformer.data.own.features import Features, Rows, Selection, features_from, load_features, select_features
 from difformer.data.own.graphs import Found, edges_from, edges_in, join_graphs, read_edges, read_pyg
 from difformer.data.own.row_splits import Splits, drawn_splits, given_splits, named_splits, splits_of
-from difformer.data.own.table import Column, Path_, frame_table, names_ids, row_ids
+from difformer.data.own.table import Column, Path_, frame_table, row_ids
 from difformer.data.own.targets import Labels, Targets, encode_targets, labels_from, labels_in, read_labels, suspicions
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.task import Problem, Task
@@ -100,8 +100,8 @@ def from_files(
     """A task from files: CSV and its relatives, Parquet, NPZ, and PyG's ``.pt``.
 
     Columns of a table become features as `difformer.data.own.preprocessing` describes; the task's ``preprocessing``
-    tells what became of each. Files of arrays hold features that are ready. Columns are given by name, or by number
-    counted from one. None means: find out; what was guessed is noted in the task.
+    describes each. Files of arrays hold features that are ready. Columns are given by name, or by number counted from
+    one. None means that it is detected; guesses are noted in the task.
 
     Args:
         features: A table, perhaps with columns of ids, labels and the split. An NPZ may hold everything: ``x``, ``y``,
@@ -154,28 +154,25 @@ def from_files(
         own = [option.get(role) if isinstance(option, Mapping) else option for option in (delimiter, header)]
         return TextFormat(own[0], own[1], encoding, decimal, comment)  # type: ignore[arg-type]
 
-    selection = Selection(**options, labels_here=labels is None, standardize=chosen["standardize"])
-    found = load_features(features, selection, format("features"))
-    size, index = found.x.shape[0], found.index
+    options |= {"labels_here": labels is None, "label_names": None, "standardize": chosen["standardize"]}
+    found = load_features(features, Selection(**options), format("features"))
     if found.x.dim() == 3 or "node_ptr" in found.arrays:
         what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
         remedy = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
         raise DataError(f"holds {what}; {remedy}", path=features)
-    columns: Any = {"columns": label_columns, "key": label_ids, "format": format("labels")}
+    rows = Rows(found.x.shape[0], found.index, found)
+    graph = edges_in(found) if edges is None else read_edges(edges, rows, edge_columns, format("edges"))
     with in_file(labels or features):
-        target = labels_in(found) if labels is None else read_labels(labels, size=size, ids=index, **columns)
+        if labels is None:
+            target = labels_in(found)
+        else:
+            target = read_labels(labels, rows, label_columns, label_ids, format("labels"))
+    found = rows.found or found
+    table, selection = found.table, found.chosen
+    if labels and table and selection and (table.named_like("labels") or {*table.names} & {*target.names}):
+        found = select_features(table, replace(selection, label_names=target.names))
     chosen["class_names"] = class_names if len(class_names) else target.classes
-    columns = {"columns": edge_columns, "format": format("edges"), "hint": _id_hint(found)}
-    graph = edges_in(found) if edges is None else read_edges(edges, num_nodes=size, ids=index, **columns)
     return assemble(found, target, graph, chosen, edges or features)
-
-
-def _id_hint(found: Features) -> str:
-    """The remedy if edges name rows by ids and rows have none: the columns that look like ids."""
-    texts = [(name, values) for name, values in found.raw if isinstance(values, list) and "" not in values]
-    likely = [name for name, values in texts if not found.ids and len(set(values)) == len(values)]
-    likely = [name for name in likely if names_ids(name)] or likely
-    return f"; pass {' or '.join(f'ids={name}' for name in likely[:4])}, where no text comes twice" if likely else ""
 
 
 def from_frame(
@@ -197,11 +194,12 @@ def from_frame(
     ``transform`` encodes new rows.
 
     Args:
-        frame: One row per instance. The index of a pandas frame names its rows, unless it only counts them.
+        frame: One row per instance. The index of a pandas frame names its rows, unless it only counts them, or has no
+            name and a column holds ids.
         label: The column of labels by name, several of them, or labels as `from_arrays` takes them.
         edges: The graph, if any, as `from_arrays` takes it; pairs of ids where rows have ids.
         edge_weight: ``[E]`` weights ≥ 0.
-        ids: The column of ids, instead of the index; False ignores the index.
+        ids: The column of ids, instead of the index; detected as in files by default; False ignores the index, too.
         split_column, drop, categories, dates: Columns, see `from_files`.
         **choices: See `from_arrays`; columns of numbers are standardised unless ``standardize`` is False.
 
@@ -215,13 +213,16 @@ def from_frame(
     if not isinstance(label, str) and len({*columns} & {*map(str, frame.columns)}) < len(columns):
         columns = []  # these are labels; names of columns would be distinct
     options: dict[str, Any] = {"drop": drop, "categories": categories, "dates": dates, "split_column": split_column}
-    options |= {"ids": False if ids is None else ids, "label_columns": columns or (None if label is None else ())}
+    index = row_ids(frame) if ids is None else ()
+    named = index and (frame.index.name is not None or frame.index.dtype.kind not in "iu")  # not left by a filter
+    options |= {"ids": False if named else ids, "label_columns": columns or (None if label is None else ())}
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
     found = select_features(frame_table(frame), selection)
-    found = replace(found, ids=found.ids or (() if ids is False else row_ids(frame)))
-    nodes: Any = {"num_nodes": len(frame), "ids": found.index, "hint": _id_hint(found)}
-    labels = labels_in(found) if columns or label is None else labels_from(label, frame, found.x.shape[0])
-    graph = None if edges is None else edges_from(edges, edge_weight, **nodes)
+    found = replace(found, ids=found.ids or index)
+    rows = Rows(len(found.x), found.index, found)
+    graph = None if edges is None else edges_from(edges, edge_weight, rows)
+    found = rows.found or found
+    labels = labels_in(found) if columns or label is None else labels_from(label, frame, rows.size)
     return assemble(found, labels, graph, chosen)
 
 
@@ -280,9 +281,9 @@ def from_arrays(
     if ptr is not None and (ptr.dim() != 1 or bool((ptr != ptr.long()).any())):
         raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {ptr.dtype} of shape {list(ptr.shape)}")
     found = Features(features, names, ids or row_ids(x)) if ptr is None else Features(features, names, ids, ptr.long())
-    size, index = features.shape[0], found.index
-    labels = labels_from(y, x, size if ptr is None else ptr.numel() - 1)
-    graph = None if edge_index is None else edges_from(edge_index, edge_weight, num_nodes=size, ids=index)
+    rows = Rows(features.shape[0], found.index)
+    labels = labels_from(y, x, rows.size if ptr is None else ptr.numel() - 1)
+    graph = None if edge_index is None else edges_from(edge_index, edge_weight, rows)
     return assemble(found, labels, graph, chosen)
 
 
@@ -323,7 +324,7 @@ def _series(found: Features, y: Any, edge_index: Any, edge_weight: Any, chosen: 
         raise DataError(f"edge_index: a list of {len(edge_index)} graphs for {x.shape[0]} snapshots; give one each")
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
-    given = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
+    given = [edges_from(graph, weight, Rows(x.shape[1])) for graph, weight in zip(graphs, weights, strict=True)]
     notes = list(dict.fromkeys(note for *_, said in given for note in said))
     rules = {"num_nodes": x.shape[1], **_edge_rules(chosen)}
     done = [tidy_edges(index, weight, **rules) for index, weight, _ in given]
