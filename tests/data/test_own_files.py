@@ -427,3 +427,15 @@ def test_validation_mask_alone_is_refused(tmp_path):
     np.savez(tmp_path / "some.npz", x=X, y=Y, val_mask=np.arange(len(Y)) < 2)
     with pytest.raises(DataError, match="there is no train_mask; pass splits="):
         from_files(features=tmp_path / "some.npz")
+
+
+def test_quotes_between_spaces_end_with_their_line(write):
+    rows = [f"p{i} x{i % 3} {i}" for i in range(20)]
+    rows[7:9] = ['p7 "x1 7', 'p8 5" 8']
+    rows[10] = 'p10 "New  York" 10'
+    lines = "\n".join(row + (" a" if i % 2 else " b") for i, row in enumerate(rows))
+    task = from_files(
+        write("t.txt", "name town size label\n" + lines + "\n"), label_columns="label", ids="name", delimiter=" "
+    )
+    assert task.num_instances == 20
+    assert any("New  York" in name for name in task.feature_names)

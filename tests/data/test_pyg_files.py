@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, InMemoryDataset
 
 from difformer.data import DataError, from_files, from_pyg, read_features
 from difformer.data.own.graphs import read_pyg
@@ -32,6 +32,24 @@ def test_a_file_gives_the_same_task_as_the_object(made, tmp_path):
     )
     assert found.kind == ("nodes" if made is one else "graphs")
     assert len(found.splits) == 2
+
+
+def test_a_data_set_that_pyg_has_processed_is_read(tmp_path):
+    expected = from_pyg(several(), name="own", directed=False, self_loops="add").fingerprint()
+    InMemoryDataset.save(several(), str(tmp_path / "own.pt"))
+    assert from_files(tmp_path / "own.pt").fingerprint() == expected
+    InMemoryDataset.save([one()], str(tmp_path / "single.pt"))
+    assert from_files(tmp_path / "single.pt").num_nodes == 12
+    torch.save(InMemoryDataset.collate(several()), tmp_path / "own.pt")  # as PyG wrote it before 2.4
+    assert from_files(tmp_path / "own.pt").fingerprint() == expected
+
+
+@pytest.mark.parametrize("slices", [[1, 2], {"x": torch.tensor([0, 99999])}])
+def test_graphs_that_cannot_be_told_apart_are_refused(tmp_path, slices):
+    whole, _ = InMemoryDataset.collate(several())
+    torch.save((whole.to_dict(), slices, Data), tmp_path / "own.pt")
+    with pytest.raises(DataError, match=r"own\.pt: its graphs cannot be told apart"):
+        from_files(tmp_path / "own.pt")
 
 
 class Harmful:

@@ -11,6 +11,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import zlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
@@ -32,6 +33,8 @@ ARRAY_ENDINGS, PYG_ENDINGS = (".npz", ".npy"), (".pt", ".pth")
 NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", ".feather", ".h5", ".hdf5", ".zip")
 ZEROS = "holds zero bytes: it is not text, or it is UTF-16 without a byte-order mark; pass encoding=utf-16-le or "
 ZEROS += "encoding=utf-16-be, or save it as UTF-8"
+
+_SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
 
 Row = tuple[int, list[str]]
 Role = Literal["features", "labels", "edges"]
@@ -233,9 +236,11 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
     """Rows with the number of their last line; a blank line is an empty row."""
-    if delimiter == " ":
-        lines = (" ".join(line.split()) + "\n" for line in lines)
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=delimiter != " ", strict=strict)
+    if delimiter == " ":  # a quoted cell ends with its line
+        for count, line in enumerate(lines, offset + 1):
+            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
+        return
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
     try:
         for row in reader:
             yield offset + reader.line_num, row if len(row) != 1 or row[0].strip() or row[0] == "" else []

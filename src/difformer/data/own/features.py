@@ -154,7 +154,8 @@ def _find_labels(table: Table, taken: Container[int | None]) -> list[int]:
         return [last]  # without a header, the class is usually the last column
     which = "several of its columns may be the labels" if likely else "none of its columns is called label or class"
     one = table.names[likely[0] if likely else last] if table.named else last + 1
-    problem = f"{which}; pass label_columns={one}, or another of {table.listed()}, or labels=FILE"
+    remedy = f"pass label_columns={one}, or another of {table.listed()}, or labels=FILE"
+    problem = f"{which}; {remedy if last > 0 else f'it has {table.listed()}'}"
     raise DataError(problem, path=table.path, argument="label_columns")
 
 

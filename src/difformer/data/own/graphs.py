@@ -286,11 +286,12 @@ def _weight_of(data: Any) -> Tensor | None:
 
 
 def read_pyg(path: Path_) -> Any:
-    """A ``Data`` or a list of them from a file."""
+    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed, as a list."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.separate import separate
     from torch_geometric.data.storage import GlobalStorage
 
     try:
@@ -308,5 +309,14 @@ def read_pyg(path: Path_) -> Any:
 
     if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
+    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and (since PyG 2.4) the class.
+    if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
+        try:
+            whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
+            count = len(next(iter(slices.values()))) - 1 if slices else 0
+            graphs = [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+            return graphs if slices else whole
+        except Exception as error:  # of a damaged or forged file
+            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
     remedy = "load a data set of PyG in Python and save the list of its graphs, torch.save(list(dataset), path)"
     raise DataError(f"holds a {type(found).__name__}; expected a PyG Data or a list of them; {remedy}", path=path)
