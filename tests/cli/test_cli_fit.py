@@ -144,7 +144,7 @@ def test_attention_that_cannot_be_measured_leaves_the_result(call, monkeypatch):
     answer = call("fit", "karate", "--seeds", "1", "--set", "epochs=3")
     assert answer.code == 0
     assert "test accuracy: " in answer.out
-    assert "note: attention was not measured (out of memory on a device)" in answer.out
+    assert "note: attention was not measured: out of memory on a device" in answer.out
 
 
 def test_data_options_of_a_preset_are_used_and_overridden_by_the_command_line(call, monkeypatch):

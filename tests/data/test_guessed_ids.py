@@ -56,11 +56,17 @@ class TestEdges:
         assert (task.instance_names, task.feature_names) == ((), ("customer", "spend", "visits"))
         assert not said(task, "customer'")
 
-    def test_shuffled_row_numbers_are_ids(self, files):
-        (files / "f.csv").write_text((files / "f.csv").read_text().replace("\n40,", "\n0,"))
-        (files / "e.csv").write_text("from,to\n0,1\n1,2\n")
+    def test_ends_that_may_be_row_numbers_are_row_numbers_with_a_note(self, files):
+        (files / "e.csv").write_text("from,to\n1,3\n3,12\n")
         task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
-        assert edges_by_id(task) == both_ways([(0, 1), (1, 2)])
+        assert edges_by_row(task) == both_ways([(1, 3), (3, 12)])
+        assert task.feature_names == ("customer", "spend", "visits")
+        assert said(task, "although column customer of f.csv holds them all; pass ids=customer if that holds the ids")
+        ordered = "".join(f"{i},{i % 7}.5,{'ab'[i % 2]}\n" for i in range(40))  # both readings are the same
+        (files / "f.csv").write_text("place,spend,segment\n" + ordered)
+        task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
+        assert edges_by_row(task) == both_ways([(1, 3), (3, 12)])
+        assert not said(task, "although column")
 
     def test_two_columns_that_hold_all_ends_stay_features_with_a_note(self, files):
         lines = (files / "f.csv").read_text().splitlines()
@@ -68,8 +74,8 @@ class TestEdges:
         (files / "e.csv").write_text("from,to\n1,2\n")
         task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
         assert edges_by_row(task) == both_ways([(1, 2)])
-        assert said(task, "ends of edges were read as numbers of rows, counted from 0, although each of the columns")
-        assert said(task, "'customer', 'rank' holds them all; pass ids=customer if that holds the ids")
+        assert said(task, "ends of edges were read as numbers of rows, counted from 0, although column customer and")
+        assert said(task, "column rank of f.csv holds them all; pass ids=customer if that holds the ids")
 
     def test_ends_out_of_range_name_the_column_that_may_hold_ids(self, files):
         (files / "e.csv").write_text("from,to\n1,40\n2,999\n")
@@ -107,6 +113,24 @@ class TestFrames:
         assert edges_by_id(task) == both_ways(EDGES)
         assert said(task, "column 'customer' of frame was read as ids, since it")
         assert said(task, "pass ids=False if these are numbers of rows")
+
+    def test_labels_indexed_by_ids_are_refused_with_a_remedy(self):
+        pd = pytest.importorskip("pandas")
+        by_id = pd.Series(["ab"[c % 2] for c in range(1, 40)], index=range(1, 40))
+        with pytest.raises(DataError, match=r"its index is not that of the frame, whose ids are in column 'customer'"):
+            from_frame(frame().drop(columns="segment"), by_id, ids="customer")
+        task = from_frame(
+            frame().drop(columns="segment"), by_id.reindex(frame()["customer"]).to_numpy(), ids="customer"
+        )
+        names = {
+            name: task.class_names[c] for name, c in zip(task.instance_names, task.y.tolist(), strict=True) if c >= 0
+        }
+        assert names == {str(c): "ab"[c % 2] for c in range(1, 40)}
+
+    def test_a_column_with_the_name_of_the_labels_is_left_out(self):
+        task = from_frame(frame(), frame()["segment"], ids="customer")
+        assert task.feature_names == ("spend", "visits")
+        assert said(task, "column 'segment' of frame is not used as a feature, since the labels have this name")
 
     def test_arrays_hold_positions(self):
         task = from_frame(frame(), "segment", edges=np.array(EDGES) - 1)

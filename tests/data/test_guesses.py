@@ -281,14 +281,15 @@ class TestLabelsThatLookAlike:
         assert not said(from_arrays(np.arange(100.0)[:, None], [f"c{i}" for i in y]), "regression")
 
     def test_mostly_rare_whole_numbers_are_quantities_with_a_note(self):
-        x, y = np.arange(120.0)[:, None], np.arange(120) % 40 - 1
+        x, y = np.arange(120.0)[:, None], [str(i % 40 + 18) for i in range(120)]
         task = from_arrays(x, y)
-        assert (task.problem, task.y.tolist()) == ("regression", y.tolist())  # -1 is a number
+        assert (task.problem, task.y.tolist()) == ("regression", [float(i) for i in y])
         note = "labels: 40 different whole numbers, most in fewer than 5 rows, were read as quantities (regression)"
         assert said(task, f"{note}; pass problem=multiclass if they are classes")
-        assert from_arrays(x, y, problem="multiclass").num_outputs == 39
-        assert from_arrays(x, y, class_names=[str(i) for i in range(39)]).problem == "multiclass"
-        for classes in (np.arange(120) % 30, np.arange(240) % 40, [f"c{i}" for i in y]):
+        assert from_arrays(x, y, problem="multiclass").num_outputs == 40
+        from_zero, gaps = [str(i % 40) for i in range(120)], [str(i % 40 - 1) for i in range(120)]
+        numbers = np.arange(120) % 40 + 18  # an array of whole numbers holds classes, as in PyTorch
+        for classes in (from_zero, gaps, numbers, [i for i in y for _ in (0, 1)], [f"c{i}" for i in y]):
             assert from_arrays(np.arange(len(classes)).reshape(-1, 1), classes).problem == "multiclass"
 
 

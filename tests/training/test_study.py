@@ -19,7 +19,7 @@ from difformer.files import only_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.loop import Journal, train_one
 from difformer.training.spaces import Space, default_space, load_spaces
-from difformer.training.study import Question, read_trials, tune
+from difformer.training.study import Question, continued, read_trials, tune
 from difformer.zoo import MODELS, find, options_of
 from difformer.zoo.model_registry import model_class
 
@@ -430,6 +430,8 @@ def test_a_study_continues_with_the_settings_it_began_with(iris, tmp_path):
     first = Question("mlp", SPACE, prune=False)
     before = tune(iris, first, trials=2, out=tmp_path, device="cpu")["mlp"].trials
     later = dataclasses.replace(first, first=({"learning_rate": 0.7},))
-    after = tune(iris, later, trials=3, out=tmp_path, device="cpu")["mlp"].trials
+    with pytest.raises(UserError, match=r"holds a study of mlp with first="):
+        tune(iris, later, trials=3, out=tmp_path, device="cpu")
+    after = tune(iris, continued([later], tmp_path), trials=3, out=tmp_path, device="cpu")["mlp"].trials
     assert after[:2] == before
     assert after[2].settings == first.planned(3)[2]

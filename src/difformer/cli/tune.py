@@ -69,6 +69,7 @@ def tune(
     about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
     questions = [_question(task, source, name, space, held, **about) for name in names]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
+    questions = training.study.continued(questions, folder)
     output.say("\n".join(describe_task(task, questions[0].config(questions[0].defaults()))))
     for question in questions:
         tried = question.space

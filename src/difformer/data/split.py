@@ -307,7 +307,7 @@ def per_class_split(
 
 def current_name(name: str) -> str:
     """A name of a split or a protocol in today's words: earlier versions wrote "20 a class"."""
-    return re.sub(r"\ba class\b", "per class", name)
+    return re.sub(r"^(\d+(?: labels)?) a class\b", r"\1 per class", name)
 
 
 def authors_split(y: Any) -> Split:

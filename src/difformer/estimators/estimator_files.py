@@ -52,7 +52,6 @@ DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
 EXTRA, SUFFIX = "difformer.json", ".pt2"
-SPARE = 8  # rows that an exported search proposes beyond the k that it needs: products round
 LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 # What a layer keeps of its population, by the form of its diffusivity; keys and values, or moments, for other forms.
 SUMMARIES: dict[Any, set[str]] = {None: set(), "identity": set(), "simple": {"sums"}, "constant": {"sums"}}
@@ -407,19 +406,19 @@ class Program(nn.Module):
         return fitted(x, edges)
 
     def _nearest(self, x: Tensor) -> Tensor:
-        """``[M, k]`` nearest fitted rows: a product proposes some more, exact distances decide, then the row number."""
+        """``[M, k]`` nearest fitted rows; of rows at the same distance the first, as a stable sort has them."""
         assert self.points is not None
-        points = self.points.double()
         if self.by_cosine:
-            rough = -nn.functional.normalize(x, dim=1) @ points.T
-        else:
-            x = x.float().double()  # as the points are: a fitted row is at distance 0 from itself
-            rough = torch.addmm(points.square().sum(1) / 2, x, points.T, alpha=-1)
-        candidates = rough.topk(min(self.k + SPARE, points.shape[0]), largest=False).indices.sort(1).values
-        exact = rough.gather(1, candidates)
-        if not self.by_cosine:  # the product rounds
-            exact = (x.unsqueeze(1) - points[candidates]).square().sum(-1)
-        return candidates.gather(1, exact.sort(dim=1, stable=True).indices[:, : self.k])
+            distance = -nn.functional.normalize(x, dim=1) @ self.points.T
+        else:  # not by a matrix product, which would round
+            how = "donot_use_mm_for_euclid_dist"
+            distance = torch.cdist(x.float().double(), self.points.double(), compute_mode=how)
+        k = min(self.k, distance.shape[1])
+        furthest = distance.topk(k, largest=False).values[:, -1:]
+        nearer, level = distance < furthest, distance == furthest
+        chosen = nearer | (level & (level.cumsum(1) <= k - nearer.sum(1, keepdim=True)))
+        rows = chosen.float().topk(k).indices.sort(1).values
+        return rows.gather(1, distance.gather(1, rows).sort(dim=1, stable=True).indices)
 
 
 def _dense(rows: Any) -> Tensor:

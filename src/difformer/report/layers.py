@@ -27,6 +27,7 @@ from difformer.attention.reference import attention_matrix
 from difformer.attention.summary import LINEAR
 from difformer.data import Task
 from difformer.diffusion import AllPairAttention, diffuse, penalty
+from difformer.errors import out_of_memory
 from difformer.nn import DIFFormerConv
 from difformer.nn.context import Structure
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK, energy_profile
@@ -179,7 +180,9 @@ def uniform_note(run: str | Path, task: Task, device: str) -> str:
         scene = make_scene(load_run(run, task=task, device=device))
         found = attention_of(scene, draw(scene.size, NOTED), None)
     except (RuntimeError, MemoryError) as error:  # the run is complete; a note must not hide its result
-        return f"attention was not measured ({str(error).splitlines()[0]})"
+        if not out_of_memory(error):
+            raise
+        return f"attention was not measured: {str(error).partition(chr(10))[0] or 'out of memory'}"
     if found is None or not found.layers or not all(found.uniform):
         return ""
     least = 100 * min(one.entropy for one in found.layers)

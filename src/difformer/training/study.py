@@ -214,10 +214,7 @@ def tune(
         UserError: If the folder holds another study, stacks are asked for and not possible, or no trial succeeded.
         ImportError: If the sampler is ``"tpe"`` and optuna is not installed.
     """
-    # Settings to begin with may differ in another version of the package; those of the study count.
-    firsts = {model: one.get("first", ()) for model, one in _stored(Path(out)).items()}
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
-    asked = tuple(dataclasses.replace(one, first=tuple(firsts.get(one.model, one.first))) for one in asked)
     if trials < 1 or jobs < 1:
         raise UserError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
     first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
@@ -249,6 +246,12 @@ def tune(
         study.tell()
         found: dict[str, Tuned] = first_does(study.best)
         return found
+
+
+def continued(questions: Sequence[Question], folder: Path) -> list[Question]:
+    """Questions with the settings to begin with of the study in a folder: another version may have chosen others."""
+    firsts = {model: one.get("first", ()) for model, one in _stored(folder).items()}
+    return [dataclasses.replace(one, first=tuple(firsts.get(one.model, one.first))) for one in questions]
 
 
 def _stored(folder: Path) -> dict[str, dict[str, Any]]:
@@ -382,15 +385,14 @@ class _Study:
         started, seeds, planned = time.perf_counter(), range(question.runs), question.planned(max(numbers) + 1)
         configs = [question.config(planned[number]) for number in numbers]
         runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-        trials = list[Trial]()
         try:
-            results: Iterator[Any] = iter(train_stacked(self.task, runs, self.device))
-        except UserError as error:
-            results = iter([error] * len(runs))
+            results, trials = iter(train_stacked(self.task, runs, self.device)), list[Trial]()
+        except UserError:  # of one of them, which fails by itself
+            return [self._single(question, number) for number in numbers]
         each = (time.perf_counter() - started) / len(numbers)
         for number in numbers:
             own = [next(results) for _ in seeds]
-            reason = next((str(one) for one in own if isinstance(one, Exception)), "")
+            reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
             values = [] if reason else [one.valid for one in own]
             trials.append(question.trial(number, planned[number], values, each, reason))
         return trials

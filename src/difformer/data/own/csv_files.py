@@ -34,7 +34,7 @@ NOT_TEXT = (".json", ".xlsx", ".xls", ".pkl", ".pickle", *PYG_ENDINGS, ".mat", "
 ZEROS = "holds zero bytes: it is not text, or it is UTF-16 without a byte-order mark; pass encoding=utf-16-le or "
 ZEROS += "encoding=utf-16-be, or save it as UTF-8"
 
-_SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
+_SPACED = re.compile(r'"((?:[^"]|"")*)"(?!\S)|(\S+)')  # cells between spaces, some of them in quotes
 
 Row = tuple[int, list[str]]
 Role = Literal["features", "labels", "edges"]
@@ -238,7 +238,10 @@ def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, stric
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":  # a quoted cell ends with its line
         for count, line in enumerate(lines, offset + 1):
-            yield count, line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
+            yield (
+                count,
+                line.split() if '"' not in line else [a.replace('""', '"') or b for a, b in _SPACED.findall(line)],
+            )
         return
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
     try:

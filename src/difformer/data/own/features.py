@@ -285,7 +285,8 @@ class Rows:
     def find_ids(self, values: Sequence[Any], what: str) -> None:
         """Looks once for ids that are neither known nor ruled out: a column that holds all `values`, which name rows.
 
-        Only columns with a different whole number in each row are considered, and exactly one must hold all.
+        Only columns with a different whole number in each row are considered, and exactly one must hold all. Values
+        that may be numbers of rows remain that, with a note.
         """
         searched, self.searched = self.searched, True  # all data name rows in the same way
         if searched or self.ids or not self.found or not (chosen := self.found.chosen) or chosen.ids is not None:
@@ -293,15 +294,21 @@ class Rows:
         columns = {name: cells for name, cells in self.found.raw if len(self.found.raw) > 1 and identifies(cells, True)}
         wanted = {canonical_id(value) for part in values if columns for value in set(np.asarray(part).tolist())}
         holding = [name for name, cells in columns.items() if wanted and wanted.issubset(map(canonical_id, cells))]
+        numbered = all(name.isdigit() and len(name) < 19 and int(name) < self.size for name in wanted)
+        if numbered:  # rows may be called by their own numbers
+            holding = [name for name in holding if [*map(int, columns[name])] != [*range(self.size)]]
         if self.found.table is None or not holding:
             return
-        option = self.found.table.option("ids", holding[0] if len(holding) > 1 else False)
+        unclear = numbered or len(holding) > 1
+        option = self.found.table.option("ids", holding[0] if unclear else False)
         note = f"column {holding[0]!r} of {self.found.table.file} was read as ids, since it holds a different whole "
         note += f"number in every row, and all {what}; pass {option} if these are numbers of rows"
-        if len(holding) > 1:
-            note = f"{what} were read as numbers of rows, counted from 0, although each of the columns "
-            note += f"{listed(holding)} holds them all; pass {option} if that holds the ids"
-        ids = holding[0] if len(holding) == 1 else None
+        if unclear:
+            note = (
+                f"{what} were read as numbers of rows, counted from 0, although column {' and column '.join(holding)} "
+            )
+            note += f"of {self.found.table.file} holds them all; pass {option} if that holds the ids"
+        ids = None if unclear else holding[0]
         self.found = select_features(self.found.table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
         self.ids = self.found.index
 

@@ -30,6 +30,7 @@ from difformer.data.own.cell_values import canonical_id, gap_words, label_text, 
 from difformer.data.own.cell_values import number as number_of
 from difformer.data.own.csv_files import ARRAY_ENDINGS, TextFormat, open_table
 from difformer.data.own.features import ROWS, Features, Rows, named_array, needed_array
+from difformer.data.own.preprocessing import LARGE
 from difformer.data.own.table import Column, Columns, Ids, Path_, Table, Values, frame_column
 from difformer.data.split import labelled
 from difformer.data.task import Problem
@@ -80,12 +81,18 @@ def labels_in(found: Features) -> Labels:
     return replace(labels_from(y, None, found.x.shape[0], found.path), classes=classes)
 
 
-def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
-    """Labels of `size` rows from memory, matched with `x` by index if both are from pandas, or from the file `path`."""
+def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, *, ids: str | None = None) -> Labels:
+    """Labels of `size` rows from memory, matched with `x` by index if both are from pandas, or from the file `path`.
+
+    If a column of `x` holds `ids`, labels with another index are refused: it may hold these.
+    """
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
         hint = "; from_frame takes the name of a column" if isinstance(y, str) else ""
         raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}{hint}")
     if hasattr(y, "iloc") and hasattr(x, "iloc") and not y.index.equals(x.index):  # both are from pandas
+        if ids is not None:
+            remedy = f"pass label.reindex(frame[{ids!r}]).to_numpy() if the labels are indexed by ids"
+            raise DataError(f"label: its index is not that of the frame, whose ids are in column {ids!r}; {remedy}")
         if not y.index.is_unique:
             twice = y.index[y.index.duplicated()][0]
             raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
@@ -110,6 +117,20 @@ def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None) -> Labels:
     if path is not None:
         names = tuple(map(str, range(1, len(columns) + 1)))
     return Labels(columns, names, locate=partial(in_file, path))
+
+
+def _are_quantities(given: Sequence[Any], cells: Sequence[str], values: Mapping[str, float | int | None]) -> bool:
+    """Whether the whole numbers in a column of a table are quantities: many, and most of them rare.
+
+    Arrays of whole numbers hold classes, and so do codes from 0 or 1 and labels in which -1 marks a gap.
+    """
+    found = [v for v in values.values() if v is not None and v != -1 and abs(v) < LARGE]
+    if not MANY_NUMBERS < len(found) == len(values) or any(isinstance(value, int | float) for value in given):
+        return False
+    if min(found) in (0, 1) and max(found) - min(found) < len(found):
+        return False
+    counts = Counter(cells)
+    return 2 * sum(counts[cell] < OFTEN for cell in values) > len(found)
 
 
 @dataclass(frozen=True)
@@ -154,10 +175,8 @@ def encode_targets(
                 raise DataError(said, row=cells[0].index(texts[0]), column=1)
             problem = "regression"
         guess = problem is None and not len(class_names)
-        numbers = values[0] if guess and None not in values[0].values() else {}
-        counts = Counter(cells[0]) if len(numbers) > MANY_NUMBERS else {}
-        if 2 * sum(counts[cell] < OFTEN for cell in numbers if counts) > len(numbers):
-            said = f"labels: {len(numbers)} different whole numbers, most in fewer than {OFTEN} rows, were read as"
+        if guess and _are_quantities(columns[0], cells[0], values[0]):
+            said = f"labels: {len(values[0])} different whole numbers, most in fewer than {OFTEN} rows, were read as"
             notes.append(f"{said} quantities (regression); pass problem=multiclass if they are classes")
             problem = "regression"
         if problem != "regression":

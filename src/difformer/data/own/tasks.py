@@ -216,14 +216,22 @@ def from_frame(
     index = row_ids(frame) if ids is None else ()
     named = index and (frame.index.name is not None or frame.index.dtype.kind not in "iu")  # not left by a filter
     options |= {"ids": False if named else ids, "label_columns": columns or (None if label is None else ())}
+    twin = "" if columns else str(getattr(label, "name", ""))
+    left_out = [drop] if isinstance(drop, str | int) else [*drop]
+    if twin in map(str, frame.columns) and not twin.isdigit() and twin not in left_out:
+        note = f"column {twin!r} of frame is not used as a feature, since the labels have this name"
+        options |= {"drop": [*left_out, twin], "notes": (note,)}
     selection = Selection(**options, labels_here=True, standardize=chosen["standardize"])
     found = select_features(frame_table(frame), selection)
     found = replace(found, ids=found.ids or index)
     rows = Rows(len(found.x), found.index, found)
     graph = None if edges is None else edges_from(edges, edge_weight, rows)
     found = rows.found or found
-    labels = labels_in(found) if columns or label is None else labels_from(label, frame, rows.size)
-    return assemble(found, labels, graph, chosen)
+    if columns or label is None:
+        return assemble(found, labels_in(found), graph, chosen)
+    table = found.table
+    named_ids = None if table is None or table.ids is None else table.names[table.ids]
+    return assemble(found, labels_from(label, frame, rows.size, ids=named_ids), graph, chosen)
 
 
 def from_arrays(
