@@ -641,3 +641,15 @@ def test_own_diffusivity_with_a_known_name_is_not_replaced_by_that_one(tmp_path)
     model.save_pretrained(tmp_path / "kept")
     with pytest.raises(PretrainedError, match="pass it again"):
         DIFFormerClassifier.from_pretrained(tmp_path / "kept")
+
+
+def test_exported_search_breaks_ties_as_the_estimator_does(tmp_path):
+    """Binary features tie; of rows at the same distance the first are neighbours."""
+    rng = np.random.default_rng(0)
+    features = rng.integers(0, 2, (150, 6)).astype(float)
+    options = {"graph": "knn", "standardize": False, "n_models": 1, "steps": 5, "hidden_channels": 4, "random_state": 0}
+    model = DIFFormerClassifier(**options).fit(features, rng.integers(0, 2, 150))
+    new = rng.integers(0, 2, (40, 6)).astype(np.float32)
+    estimator_files.export_program(model, tmp_path / "model.pt2")
+    found = torch.export.load(tmp_path / "model.pt2").module()(torch.from_numpy(new))
+    np.testing.assert_allclose(found.detach().numpy().reshape(40, -1), model.predict_proba(new), atol=1e-6)

@@ -380,3 +380,19 @@ def test_a_run_records_its_kernels_and_warns_if_they_change(tmp_path, monkeypatc
     monkeypatch.setattr("difformer.training.run_folder.library", lambda: None)
     with pytest.warns(UserWarning, match="was begun with kernels in C, now torch: results may differ"):
         resume(tmp_path / "long", task=blocks(n=600), device="cpu")
+
+
+def test_labels_that_were_classes_remain_classes(tmp_path):
+    """Earlier versions read many rare whole numbers as classes; their folders leave the problem to be guessed."""
+    rows = "\n".join(f"{i}.5,{18 + i % 40}" for i in range(120))
+    (tmp_path / "x.csv").write_text(f"a,grade\n{rows}\n")
+    source = TaskSource(files={"features": str(tmp_path / "x.csv")}, options={"label_columns": "grade"})
+    assert source.load().problem == "regression"
+    asked = TaskSource(files=source.files, options={**source.options, "problem": "multiclass"})
+    fit(asked, CONFIG, seeds=1, out=tmp_path / "run", device="cpu")
+    path = tmp_path / "run" / "config.toml"
+    text = path.read_text()
+    start = text.index("[data.source.options]")
+    path.write_text(text[:start] + text[start:].replace('problem = "multiclass"\n', "", 1))
+    assert RunFolder.open(tmp_path / "run").source.options.get("problem") is None
+    assert RunFolder.open(tmp_path / "run").task().num_outputs == 40
