@@ -468,3 +468,8 @@ def test_attention_off_is_refused_for_a_model_without_attention(call, tmp_path):
         in call("fit", "karate", "--with", "luck").err
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_training_change_nothing_for_a_model_that_is_not_trained(call):
+    answer = call("fit", "karate", "--model", "lp", "--seeds", "1", "--set", "epochs=5", "--set", "learning_rate=0.1")
+    assert "note: lp trains nothing, so epochs=5, learning_rate=0.1 changes nothing" in answer.out

@@ -61,7 +61,7 @@ class TestEdges:
         task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
         assert edges_by_row(task) == both_ways([(1, 3), (3, 12)])
         assert task.feature_names == ("customer", "spend", "visits")
-        assert said(task, "although column customer of f.csv holds them all; pass ids=customer if that holds the ids")
+        assert said(task, "although column 'customer' of f.csv holds them all; pass ids=customer if that holds the ids")
         ordered = "".join(f"{i},{i % 7}.5,{'ab'[i % 2]}\n" for i in range(40))  # both readings are the same
         (files / "f.csv").write_text("place,spend,segment\n" + ordered)
         task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
@@ -74,8 +74,8 @@ class TestEdges:
         (files / "e.csv").write_text("from,to\n1,2\n")
         task = from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
         assert edges_by_row(task) == both_ways([(1, 2)])
-        assert said(task, "ends of edges were read as numbers of rows, counted from 0, although column customer and")
-        assert said(task, "column rank of f.csv holds them all; pass ids=customer if that holds the ids")
+        assert said(task, "ends of edges were read as numbers of rows, counted from 0, although column 'customer' and")
+        assert said(task, "column 'rank' of f.csv holds them all; pass ids=customer if that holds the ids")
 
     def test_ends_out_of_range_name_the_column_that_may_hold_ids(self, files):
         (files / "e.csv").write_text("from,to\n1,40\n2,999\n")

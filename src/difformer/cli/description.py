@@ -26,7 +26,7 @@ LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
 def describe_task(task: data.Task, config: TrainConfig | None = None, seeds: Iterable[int] = ()) -> list[str]:
-    """Size, protocol, splits that the seeds use, target, notes (those on the target first) and columns."""
+    """Size, protocol, splits that the seeds use, target, notes (leaks first) and columns."""
     facts, metric = task.facts(), task.metric if config is None or config.metric == "auto" else config.metric
     nodes = "nodes" if task.kind != "nodes" or task.edge_index is not None else "rows"
     parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
@@ -92,10 +92,11 @@ def describe_request(request: Request, task_name: str) -> list[str]:
         lines += _origin(request, request.preset, task_name)
     elif not set(request.settings) - LENGTH:
         lines.append(f"untuned: defaults of {model}{_other_presets(request)}")
-    if not zoo.find(model).trained and (unused := {"epochs", "learning_rate", "weight_decay"} & {*request.settings}):
-        lines.append(
-            f"note: {model} trains nothing, so {listed({k: request.settings[k] for k in unused})} changes nothing"
-        )
+    unused = {
+        key: value for key, value in request.settings.items() if key in ("epochs", "learning_rate", "weight_decay")
+    }
+    if unused and not zoo.find(model).trained:
+        lines.append(f"note: {model} trains nothing, so {listed(unused)} changes nothing")
     return lines
 
 

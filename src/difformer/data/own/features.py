@@ -304,10 +304,9 @@ class Rows:
         note = f"column {holding[0]!r} of {self.found.table.file} was read as ids, since it holds a different whole "
         note += f"number in every row, and all {what}; pass {option} if these are numbers of rows"
         if unclear:
-            note = (
-                f"{what} were read as numbers of rows, counted from 0, although column {' and column '.join(holding)} "
-            )
-            note += f"of {self.found.table.file} holds them all; pass {option} if that holds the ids"
+            named = " and column ".join(map(repr, holding))
+            note = f"{what} were read as numbers of rows, counted from 0, although column {named} of "
+            note += f"{self.found.table.file} holds them all; pass {option} if that holds the ids"
         ids = None if unclear else holding[0]
         self.found = select_features(self.found.table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
         self.ids = self.found.index
