@@ -3,8 +3,8 @@
     python -m benchmarks.own_loop_gpu --out own_loop.jsonl
 
 Columns: the literal model (the formulas as one writes them down first), ours with `edge_index`, with `Graph`, with a
-fused Adam, compiled, and compiled with ``mode="reduce-overhead"``. One JSON line per measurement is written as it is
-taken. Dropout 0.2, hidden 64, otherwise defaults.
+fused Adam, compiled, and compiled with ``mode="reduce-overhead"``. Dropout 0.2, hidden 64, otherwise defaults. Last
+comes all-pair propagation by polynomials at the size of Pokec. One JSON line per measurement is written as it is taken.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.nn import functional
 from benchmarks import literal
 from benchmarks.measure import measure
 from difformer import DIFFormer, Graph
+from difformer.attention import propagate
 
 # Name, nodes, edges, features, classes, diffusivity, layers, and precisions beside float32.
 CASES: tuple[tuple[str, int, int, int, int, str, int, tuple[str, ...]], ...] = (
@@ -36,6 +37,7 @@ CASES: tuple[tuple[str, int, int, int, int, str, int, tuple[str, ...]], ...] = (
 )
 LARGEST_LITERAL = 20_000
 LARGEST_COMPILED = 20_000
+POLYNOMIAL = "1,632,803 rows, d = 64, tolerance 1e-3"
 
 
 def step(
@@ -88,38 +90,56 @@ def main() -> None:
             if precision == "float32":
                 columns.append(("Graph", precision, lambda g=graph: ours("float32", g, "Graph")))
                 columns.append(("edge_index, fused Adam", precision, lambda e=edges: ours("float32", e, "fused")))
-                if nodes <= LARGEST_COMPILED:
-                    columns.append(("compiled", precision, lambda g=graph: ours("float32", g, "compile")))
-                    columns.append(
-                        ("compiled, reduce-overhead", precision, lambda g=graph: ours("float32", g, "compile overhead"))
-                    )
+                for how in ("compiled", "compiled, reduce-overhead") if nodes <= LARGEST_COMPILED else ():
+                    columns.append((how, precision, lambda e=edges, how=how: ours("float32", e, how)))
         for column, precision, make in columns:
             if given.columns and column not in given.columns:
                 continue
             if time.perf_counter() - started > given.limit:
                 print("time limit", flush=True)
                 return
-            torch.set_float32_matmul_precision("high" if "tf32" in precision else "highest")
-            row: dict[str, Any] = {"benchmark": "own loop", "case": name, "column": column, "precision": precision}
-            try:
-                torch.cuda.empty_cache()
-                work = make()
-                for _ in range(4):
-                    work()
-                torch.cuda.reset_peak_memory_stats()
-                (cost,) = measure(work, repeats=5 if nodes > 100_000 else 15, gpu=True)
-                row |= {"ms": 1000 * cost.seconds, "fastest_ms": 1000 * cost.fastest}
-                row["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
-                del work
-            except Exception as error:  # a column that fails is a result, too
-                row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
-            torch._dynamo.reset()
-            torch.set_float32_matmul_precision("highest")
-            row |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "date": time.strftime("%F")}
-            with given.out.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
-            shown = row.get("error") or f"{row['ms']:8.2f} ms  {row['gigabytes']:6.2f} GB"
-            print(f"{name:16} {precision:8} {column:28} {shown}", flush=True)
+            repeats = 5 if nodes > 100_000 else 15
+            _write(given.out, {"benchmark": "own loop", "case": name, "column": column}, precision, make, repeats)
+    for precision in ("float32", "tf32") if not given.only or POLYNOMIAL in given.only else ():
+        row = {"benchmark": "polynomial", "case": POLYNOMIAL, "column": "forward and backward"}
+        _write(given.out, row, precision, _polynomial, 3)
+
+
+def _write(path: Path, row: dict[str, Any], precision: str, make: Callable[[], Any], repeats: int) -> None:
+    """Measure the work that `make` gives and append a line to `path`."""
+    torch.set_float32_matmul_precision("high" if "tf32" in precision else "highest")
+    row |= {"precision": precision}
+    try:
+        torch.cuda.empty_cache()
+        work = make()
+        for _ in range(4 if repeats > 3 else 1):
+            work()
+        torch.cuda.reset_peak_memory_stats()
+        (cost,) = measure(work, repeats=repeats, gpu=True)
+        row |= {"ms": 1000 * cost.seconds, "fastest_ms": 1000 * cost.fastest}
+        row["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+        del work
+    except Exception as error:  # a column that fails is a result, too
+        row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    torch._dynamo.reset()
+    torch.set_float32_matmul_precision("highest")
+    row |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "date": time.strftime("%F")}
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(row) + "\n")
+    shown = row.get("error") or f"{row['ms']:8.2f} ms  {row['gigabytes']:6.2f} GB"
+    print(f"{row['case']:16} {precision:8} {row['column']:28} {shown}", flush=True)
+
+
+def _polynomial() -> Callable[[], None]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(1_632_803, 64, generator=generator, device="cuda") for _ in range(3))
+    given = [x.requires_grad_() for x in (functional.normalize(q), functional.normalize(k), v)]
+
+    def work() -> None:
+        out = propagate(*given, "sigmoid", backend="polynomial", tol=1e-3)
+        torch.autograd.grad(out, given, torch.ones_like(out))
+
+    return work
 
 
 def _literal(model: nn.Module, x: Any, edges: Any, y: Any) -> Any:

@@ -46,6 +46,13 @@ def is_transforming() -> bool:
     return peek is None or peek() is not None
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` records the program; up to torch 2.12 the public function is true of compilers, too."""
+    if hasattr(torch.compiler, "_is_exporting_flag"):
+        return bool(torch.compiler._is_exporting_flag)
+    return torch.compiler.is_exporting()
+
+
 def is_traced() -> bool:
     """Whether `torch.jit.trace` records the program."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]  # public, but not exported

@@ -64,7 +64,7 @@ def row_operator(
     *,
     inputs: int,
     layouts: int = 1,
-    keep: slice = slice(None),
+    keep: int = 0,
     hold: Callable[..., Any] | None = None,
 ) -> Callable[..., Tensor]:
     """A differentiable operator on tensors with a leading axis of runs, known to `torch.compile` and `torch.vmap`.
@@ -73,12 +73,12 @@ def row_operator(
         name: Of the operator, ``difformer::name``.
         work: From `inputs` tensors and further arguments, the same for all runs, to the result, or to a tuple of the
             result and what `pull` needs.
-        pull: From the gradient of the result, the tensors, the results in `keep` and the further arguments to the
+        pull: From the gradient of the result, the tensors, the results from number `keep` on, and the further arguments to the
             gradients of the tensors, in their types.
         results: Empty tensors of the shapes that `work` gives.
         inputs: Number of tensors that differentiate.
         layouts: Number of tensors behind them, or None in their place, that do not.
-        keep: Which results `pull` is given, where there are several.
+        keep: The first of the results that `pull` is given, where there are several.
         hold: From the further arguments to what has to live until the backward pass is done.
     """
 
@@ -105,7 +105,7 @@ def row_operator(
 
         @staticmethod
         def setup_context(ctx: Any, given: tuple[Any, ...], output: Any) -> None:
-            kept = () if isinstance(output, Tensor) else output[keep]
+            kept = () if isinstance(output, Tensor) else output[keep:]
             if not isinstance(output, Tensor):
                 ctx.mark_non_differentiable(*output[1:])
             ctx.save_for_backward(*given[:inputs], *kept, *given[inputs : inputs + layouts])

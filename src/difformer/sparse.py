@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer._compat import is_transformed
+from difformer._compat import is_exporting, is_transformed
 from difformer.errors import UserError
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
@@ -143,7 +143,7 @@ class SparseMatrix:
             raise UserError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
         # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
         flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
-        if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+        if is_exporting():  # an exported program must run where this package is not installed
             out = reference_matmul(self.rows, flat)
         elif not torch.compiler.is_compiling() and (is_eager(flat) or is_transformed(flat)):
             out = _Product.apply(self, flat)
@@ -184,7 +184,11 @@ def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha
     fast_product = fast_products.get(x.device.type)
     if fast_product is not None and fast_product(matrix, x, out, beta, alpha):
         return out
-    csr, x = matrix.as_tensor((matrix.crow.numel() - 1, x.shape[0])), x.to(matrix.value.dtype).contiguous()
+    rows = matrix.crow.numel() - 1
+    if x.is_cuda and matrix.value.numel() > rows * x.shape[0]:  # repeated entries: more than the vendor's library takes
+        start = out.zero_() if beta == 0 else out.mul_(beta)
+        return start.add_(reference_matmul(matrix, x.to(matrix.value.dtype)), alpha=alpha)
+    csr, x = matrix.as_tensor((rows, x.shape[0])), x.to(matrix.value.dtype).contiguous()
     if not torch.is_autocast_enabled(x.device.type):
         return torch.addmm(out, csr, x, beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
     with torch.autocast(x.device.type, enabled=False):  # mixed precision would cast one factor and not the other

@@ -51,9 +51,11 @@ class Played:
     @staticmethod
     def whole(parts, step, *factors):
         """Factors from their parts, after a look at how they lie in memory."""
+        factors = [x.unsqueeze(0) if parts == 1 else x for x in factors]
         for x in factors:
             assert x.is_contiguous()
             assert x.shape[0] == parts
+            assert x.isfinite().all()
         assert step == factors[0][0].numel()
         return [x.double().sum(0) for x in factors]
 
@@ -131,15 +133,41 @@ def test_transforms_around_the_kernels(played, batch):
     torch.testing.assert_close(compiled(*each[0]), one(*each[0]))
 
 
-@pytest.mark.parametrize(("precision", "parts"), [("highest", 3), ("high", 2), ("medium", 2)])
-def test_float32_is_multiplied_as_precisely_as_torch_is_asked_to(precision, parts):
+@pytest.fixture
+def precision(request):
     before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
-        assert fused.parts_of(torch.float32) == parts
-        assert fused.parts_of(torch.bfloat16) == 1
-    finally:
-        torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("precision", "parts"), [("highest", 3), ("high", 1), ("medium", 1)], indirect=["precision"])
+def test_float32_is_multiplied_as_precisely_as_torch_is_asked_to(precision, parts):
+    assert fused.parts_of(torch.float32, "sigmoid") == parts
+    assert fused.parts_of(torch.float32, "simple") == 3  # scores without a bound
+    assert fused.parts_of(torch.bfloat16, "sigmoid") == 1
+
+
+@pytest.mark.parametrize("precision", ["high"], indirect=True)
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one graph", "batch"])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+def test_values_and_gradients_of_any_size_fit_into_float16(played, precision, batch, size):
+    """Values are `size`, gradients of the answers 1 / `size`: neither overflows, and none is lost to underflow."""
+    segments = None if batch is None else Segments(batch)
+    rows = make_inputs(len(BATCH), 2, 5, 3, dtype=torch.float32)
+    q, k, v = rows[0], rows[1], (rows[2].detach() * size).requires_grad_()
+    found = answer_and_gradients(lambda *x: fused.propagate(*x, SIGMOID, segments) / size, q, k, v)
+    wanted = [x / y for x, y in zip(expected(SIGMOID, *rows, batch=batch), (1, 1, 1, size), strict=True)]
+    for mine, exact in zip(found, wanted, strict=True):
+        assert (mine.double() - exact).norm() < 1e-3 * exact.norm()
+
+
+def test_float16_inputs_whose_gradients_are_small(played):
+    inputs = [x.detach().half().requires_grad_() for x in make_inputs(len(BATCH), 2, 5, 3, dtype=torch.float32)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    found = answer_and_gradients(lambda *x: 1e-4 * fused.propagate(*x, SIGMOID).float(), *inputs)
+    for mine, exact in zip(found, expected(SIGMOID, *wide), strict=True):
+        assert (1e4 * mine.double() - exact).norm() < 1e-2 * exact.norm()
 
 
 def test_fused_backend_refuses_the_cpu():
@@ -169,18 +197,13 @@ def test_fused_kernels_equal_the_dense_formula_with_gradients(diffusivity, dtype
 
 @on_gpu
 @needs_gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 2e-6), ("high", 5e-5)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 2e-6), ("high", 1e-3)], indirect=["precision"])
 @pytest.mark.parametrize(("n", "d"), [(515, 48), (3000, 64), (130, 128)])
 def test_float32_on_tensor_cores(precision, tolerance, n, d):
     """Of every result and gradient the relative error in the Euclidean norm."""
     inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, 1, d, d, dtype=torch.float32)]
     wide = [x.detach().double().requires_grad_() for x in inputs]
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
-        found = answer_and_gradients(lambda *x: fused.propagate(*x, SIGMOID), *inputs)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    found = answer_and_gradients(lambda *x: fused.propagate(*x, SIGMOID), *inputs)
     for mine, exact in zip(found, expected(SIGMOID, *wide), strict=True):
         assert (mine.double() - exact).norm() < tolerance * exact.norm()
 

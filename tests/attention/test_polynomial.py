@@ -88,8 +88,10 @@ def test_count_of_the_theory():
 @diffusivities
 @pytest.mark.parametrize(("heads", "shared"), [(1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("elements", [64, 1 << 20], ids=["many parts", "one part"])
-def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements):
+@pytest.mark.parametrize("group", [1, 3, 8], ids="{} at a time".format)
+def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements, group):
     monkeypatch.setattr(polynomial, "CPU_PART", elements)
+    monkeypatch.setattr(polynomial, "CPU_GROUP", group)
     q, k, v = make_inputs(150, heads, 4, 3, shared=shared)
     powers = coefficients(diffusivity, degree_for(diffusivity, 1e-3))
 
@@ -242,7 +244,7 @@ def test_exported_programs_sum_each_head_by_itself(monkeypatch, shared):
     powers = [1.0, 0.5, 0.25]
     wanted = moments(k, v, powers)
     answer = evaluate(k, wanted, powers)
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(polynomial, "is_exporting", lambda: True)
     with torch.no_grad():
         torch.testing.assert_close(moments(k, v, powers), wanted)
         torch.testing.assert_close(evaluate(k, wanted, powers), answer)
@@ -258,3 +260,23 @@ def test_rows_that_receive_next_to_nothing_are_clamped_as_in_the_formula():
     assert 1e-5 < total < 1e-4
     found = by_monomials(q, k, v, SIMPLE)
     torch.testing.assert_close(found, reference.propagate(q, k, v, SIMPLE), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 2e-5), ("high", 2e-3)])
+def test_monomials_on_a_gpu(precision, tolerance):
+    inputs = make_inputs(3000, 1, 20, 13, dtype=torch.float32)
+    wanted = answer_and_gradients(
+        lambda *x: by_monomials(*x, SIGMOID), *(x.detach().double().requires_grad_() for x in inputs)
+    )
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        found = answer_and_gradients(
+            lambda *x: by_monomials(*x, SIGMOID), *(x.detach().cuda().requires_grad_() for x in inputs)
+        )
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for mine, exact in zip(found, wanted, strict=True):
+        assert (mine - exact).norm() < tolerance * exact.norm()

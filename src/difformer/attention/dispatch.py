@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer._compat import constant_result, is_transformed
+from difformer._compat import constant_result, is_exporting, is_transformed
 from difformer.attention import linear, pair_operator, polynomial, reference, tiles
 from difformer.attention.polynomial import Bounds, bounds
 from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
@@ -21,6 +21,7 @@ from difformer.attention.summary import LINEAR, summarise, with_mass
 from difformer.diffusivity import Diffusivity, safe_total
 from difformer.errors import UserError, check_choice
 from difformer.free_memory import free_bytes
+from difformer.kernels import MOST_PAIRS
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
@@ -203,7 +204,7 @@ def propagate(
     if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:  # as for any matrix product
         dtype = torch.get_autocast_dtype(q.device.type)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if torch.compiler.is_exporting() and batch is not None:  # the program does not know how batches are laid out
+    if is_exporting() and batch is not None:  # the program does not know how batches are laid out
         return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
@@ -248,13 +249,15 @@ def _run(
     if backend == "linear" and form not in LINEAR:
         name = diffusivity_of(key).name
         raise UserError(f"backend 'linear' is for {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
-    if backend == "linear" and form == "simple" and torch.compiler.is_exporting():
-        return summarise(k, v, key).answer(q)  # in plain operations: the program runs where this package is missing
+    if backend == "linear" and form == "simple" and segments is None and torch.compiler.is_compiling():
+        return summarise(k, v, key).answer(q)  # plain operations: a compiler fuses them, and exports need no package
     if backend == "linear" and not (form == "simple" and s.pairwise):
         return linear.propagate(q, k, v, key, segments)
-    if backend == "fused" and not torch.compiler.is_exporting():
+    if backend == "fused" and torch.compiler.is_compiling() and segments is None and s.n**2 <= MOST_PAIRS:
+        return reference.propagate(q, k, v, key)  # as eager layers: few pairs are kept, and a compiler fuses the rest
+    if backend == "fused" and not is_exporting():
         return pair_operator.propagate(q, k, v, key, segments)
-    if backend == "softmax" and not torch.compiler.is_exporting():
+    if backend == "softmax" and not is_exporting():
         if not softmax_serves(s, form):
             needed = f"an exponential diffusivity, one graph, CUDA and rows of at most {LONGEST_SOFTMAX_ROW} bytes"
             got = f"form {form!r}, {q.device.type}, {q.dtype}, {max(s.d, s.c)} channels{', a batch' * s.batched}"

@@ -150,7 +150,7 @@ def _backward(
     return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
 
 
-_propagate = row_operator("linear", _forward, _backward, _results, inputs=3, keep=slice(1, None))
+_propagate = row_operator("linear", _forward, _backward, _results, inputs=3, keep=1)
 
 
 def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segments | None = None) -> Tensor:

@@ -33,13 +33,12 @@ except ImportError:  # no Triton where there is no GPU
 FORMS = {"simple": 0, "sigmoid": 1}
 LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
 SPLIT = 1024  # elements that a program splits into parts
-PART = torch.bfloat16
+LARGEST_HALF = 6e4  # scores of larger queries and keys are far beyond where a sigmoid is flat
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
-# number of bfloat16 parts of a factor.
+# number of parts of a factor.
 TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     1: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
-    2: ((64, 32, 4, 3), (32, 64, 4, 2), (64, 32, 4, 2)),
     3: ((128, 32, 4, 2), (64, 64, 4, 1), (128, 64, 8, 2)),
 }
 WIDE = ((32, 32, 4, 1),) * 3  # parts of more than 64 channels, which take twice the shared memory
@@ -47,11 +46,13 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @constant_result
-def parts_of(dtype: torch.dtype) -> int:
-    """Parts of a factor: for float32 three (24 bits), or two (16 bits) where torch may multiply in TF32 (11 bits)."""
-    if dtype != torch.float32:
-        return 1
-    return 3 if torch.get_float32_matmul_precision() == "highest" else 2
+def parts_of(dtype: torch.dtype, form: str) -> int:
+    """Parts of a factor: for float32 three in bfloat16 (24 bits), or one in float16 where torch may multiply in TF32.
+
+    Both of the latter have 11 bits. Scores of ``simple`` have no bound, and keep three parts.
+    """
+    exact = torch.get_float32_matmul_precision() == "highest" or form != "sigmoid"
+    return 3 if dtype == torch.float32 and exact else 1
 
 
 def _shared(q: Tensor, v: Tensor, ranges: Tensor | None, *least: float) -> tuple[Any, ...]:
@@ -75,14 +76,24 @@ def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
-def _split(x: Tensor, parts: int) -> Tensor:
-    """The parts of a float32 factor, ``[parts, …]`` in bfloat16, whose sum it is to 8 bits each."""
+def _factor(x: Tensor, parts: int, *, scores: bool = False) -> tuple[Tensor, Tensor | float]:
+    """A factor as the kernels take it, and the number by which their results are to be multiplied.
+
+    The parts of float32, whose sum it is to 8 bits each, come from a kernel. For one part, in float16, the largest
+    number is made one; queries and keys (`scores`) stay as they are.
+    """
     x = x.contiguous()
-    if parts == 1:
-        return x
-    out = torch.empty(parts, *x.shape, dtype=PART, device=x.device)
-    kernels.split[(-(-x.numel() // SPLIT),)](x, out, x.numel(), PARTS=parts, BLOCK=SPLIT)
-    return out
+    if parts > 1:
+        out = torch.empty(parts, *x.shape, dtype=torch.bfloat16, device=x.device)
+        kernels.split[(-(-x.numel() // SPLIT),)](x, out, x.numel(), PARTS=parts, BLOCK=SPLIT)
+        return out, 1.0
+    if x.dtype != torch.float32:
+        return x, 1.0
+    out = torch.empty_like(x, dtype=torch.float16)
+    if scores:
+        return out.copy_(x).clamp_(-LARGEST_HALF, LARGEST_HALF), 1.0
+    largest = torch.linalg.vector_norm(x, torch.inf).clamp_min_(torch.finfo(x.dtype).tiny)
+    return torch.div(x, largest, out=out), largest
 
 
 def _forward(
@@ -95,9 +106,10 @@ def _forward(
     problems, n, _ = q.shape
     out, total = _results(q, k, v)
     rows, _, options = _options(0, q, v, ranges, form, parts)
-    factors = [_split(x, parts) for x in (q, k, v)]
-    kernels._forward[(-(-n // rows), problems)](*factors, out, total, *_shared(q, v, ranges, least), **options)
-    return out, total
+    scores = [_factor(x, parts, scores=True)[0] for x in (q, k)]
+    values, unit = _factor(v, parts)
+    kernels._forward[(-(-n // rows), problems)](*scores, values, out, total, *_shared(q, v, ranges, least), **options)
+    return out.mul_(unit) if isinstance(unit, Tensor) else out, total
 
 
 def _backward(
@@ -110,13 +122,21 @@ def _backward(
     # A total that was clamped does not depend on q and k.
     floor = least * (n if ranges is None else ranges[1] - ranges[0])
     const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)  # in order, whatever the inputs are
-    factors = [_split(x, parts) for x in (q, k, v, scaled.to(v.dtype))]
-    shared = _shared(q, v, ranges)
+    scores = [_factor(x, parts, scores=True)[0] for x in (q, k)]
+    # Answers are divided by sums of N terms: too small for float16 as they are.
+    scaled = scaled if v.dtype == torch.float16 else scaled.to(v.dtype)
+    (values, unit), (answers, small) = _factor(v, parts), _factor(scaled, parts)
+    both = unit * small
+    kept = torch.float32 if isinstance(both, Tensor) else v.dtype
+    # In order, whatever the inputs are.
+    dq, dk, dv = (torch.empty(x.shape, dtype=kept, device=x.device) for x in (q, k, v))
+    factors, shared = (*scores, values, answers, const / both), _shared(q, v, ranges)
     _, columns, options = _options(1, q, v, ranges, form, parts)
-    kernels._backward_keys[(-(-n // columns), problems)](*factors, const, dk, dv, *shared, **options)
+    kernels._backward_keys[(-(-n // columns), problems)](*factors, dk, dv, *shared, **options)
     rows, _, options = _options(2, q, v, ranges, form, parts)
-    kernels._backward_queries[(-(-n // rows), problems)](*factors, const, dq, *shared, **options)
+    kernels._backward_queries[(-(-n // rows), problems)](*factors, dq, *shared, **options)
+    if isinstance(both, Tensor):
+        dq, dk, dv = (x.mul_(scale).to(v.dtype) for x, scale in ((dq, both), (dk, both), (dv, small)))
     return dq, dk, dv
 
 
@@ -152,6 +172,6 @@ def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segme
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
     ranges = None if segments is None else segments.ranges
     laid = [aligned(x.transpose(0, 1)).contiguous() for x in rows]
-    options = (FORMS[form], least_of(diffusivity), parts_of(q.dtype))
+    options = (FORMS[form], least_of(diffusivity), parts_of(q.dtype, form))
     out = _propagate(*laid, ranges, *options).transpose(0, 1)[..., :channels]
     return out if segments is None else out.index_select(0, segments.place_by_graph)

@@ -37,8 +37,9 @@ import numpy as np
 import torch
 from numpy.polynomial import Polynomial, chebyshev
 from torch import Tensor
+from torch.nn import functional
 
-from difformer._compat import constant_result
+from difformer._compat import constant_result, is_exporting
 from difformer.attention.linear import add_outer
 from difformer.attention.scores import apart, diffusivity_of, working_dtype
 from difformer.diffusivity import Diffusivity
@@ -53,9 +54,13 @@ LARGEST_DEGREE = 12
 GRID_POINTS = 8193
 NEGLIGIBLE = 1e-13  # relative to the largest coefficient: what rounding leaves of one that is zero
 CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
-GPU_PART = 1 << 27
+GPU_PART = 1 << 28
 GPU_SLICES = 16  # products side by side that fill a GPU
 SMALLEST_SLICE = 1024  # rows of a slice that are worth a product of their own
+CPU_GROUP = (
+    1  # leading variables in one product, which reads or writes the list of the lower degree once for all of them
+)
+GPU_GROUP = 8
 
 
 @dataclass(frozen=True)
@@ -201,12 +206,45 @@ def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
         at += size
 
 
-def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Each degree and its monomials."""
-    at = 0
+@dataclass(frozen=True)
+class Group:
+    """Monomials of one degree with consecutive leading variables, which share the longest of their tails.
+
+    Args:
+        degree: p.
+        variables: The leading variables.
+        start: Where the longest tail begins in the list of degree p - 1.
+        places: Where each variable's tail begins, and its place among the monomials.
+    """
+
+    degree: int
+    variables: slice
+    start: int
+    places: tuple[tuple[int, slice], ...]
+
+    def gather(self, state: Tensor) -> Tensor:
+        """T of ``state [monomials, w]``: ``[variables · w, tail]``, with zeros before shorter tails."""
+        found = state.new_zeros(len(self.places), self.places[0][1].stop - self.places[0][1].start, state.shape[1])
+        for i, (start, place) in enumerate(self.places):
+            found[i, start - self.start :] = state[place]
+        return found.transpose(1, 2).flatten(0, 1).contiguous()
+
+    def add(self, found: Tensor, to: Tensor) -> None:
+        """Adds ``found [tail, variables · w]`` to ``to [monomials, w]``."""
+        for part, (start, place) in zip(found.unflatten(1, (-1, to.shape[1])).unbind(1), self.places, strict=True):
+            to[place].add_(part[start - self.start :])
+
+
+def _groups(d: int, degrees: Sequence[int], size: int) -> list[Group]:
+    """Of all degrees above one, with `size` leading variables each; places count from the first monomial of all."""
+    found, at = [], 0
     for degree in degrees:
-        yield degree, state[at : at + count(d, degree)]  # not of a split, whose views an export cannot write to
+        leading = [(start, slice(at + own.start, at + own.stop)) for _, start, own in _leading(d, max(degree, 1))]
+        for a in range(0, d if degree > 1 else 0, size):
+            places = tuple(leading[a : a + size])
+            found.append(Group(degree, slice(a, a + len(places)), places[0][0], places))
         at += count(d, degree)
+    return found
 
 
 def held(degrees: Sequence[int]) -> int:
@@ -216,11 +254,11 @@ def held(degrees: Sequence[int]) -> int:
 
 def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
     """Rows of ``x [n, d]`` in parts, so that the lists that are held stay small."""
-    if torch.compiler.is_exporting():  # a program for any number of rows has no loop over them
+    if is_exporting():  # a program for any number of rows has no loop over them
         yield slice(None)
         return
     budget = elements_at_a_time(x.device, CPU_PART, GPU_PART)
-    step = max(budget // max(count(x.shape[1], held(degrees)), 1), 64)
+    step = max(budget // max(count(x.shape[1], held(degrees)), 1) // 64, 1) * 64  # aligned, as fast products need it
     for i in range(0, x.shape[0], step):
         yield slice(i, i + step)
 
@@ -230,45 +268,59 @@ def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
     add_outer(to.unsqueeze(0), a.T.unsqueeze(0), b.T.unsqueeze(0), GPU_SLICES, SMALLEST_SLICE)
 
 
+def _times(variables: Tensor, values: Tensor) -> Tensor:
+    """``[variables · w, n]``: every one of ``variables [·, n]`` times every one of ``values [w, n]``."""
+    return (variables.unsqueeze(1) * values).flatten(0, 1)
+
+
+def _group_size(x: Tensor) -> int:
+    return GPU_GROUP if x.is_cuda else CPU_GROUP
+
+
 def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> None:
     """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
+    d, w = x.shape[1], y.shape[1]
+    groups = _groups(d, degrees, _group_size(x))
+    rooms = [to.new_zeros(count(d, one.degree - 1) - one.start, len(one.places) * w) for one in groups]
     for rows in parts(x, degrees):
         part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
         lists = powers(part, held(degrees))
-        for degree, moments in _each(to, x.shape[1], degrees):
-            if degree == 0:
-                moments.add_(values.sum(1))
-            elif degree == 1:
-                _add_product(moments, part, values)
-            else:
-                for a, start, place in _leading(x.shape[1], degree):
-                    _add_product(moments[place], lists[degree - 2][start:], part[a] * values)
+        if 0 in degrees:
+            to[0].add_(values.sum(1))
+        if 1 in degrees:
+            _add_product(to[int(0 in degrees) :][:d], part, values)
+        for one, room in zip(groups, rooms, strict=True):
+            _add_product(room, lists[one.degree - 2][one.start :], _times(part[one.variables], values))
+    for one, room in zip(groups, rooms, strict=True):
+        one.add(room, to)
 
 
 def evaluate_rows(
     x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor, u: Tensor | None = None, x_grad: Tensor | None = None
 ) -> None:
     """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` to `to` ``[n, w]``; given `u`, also ∂(Σ_i u_iᵀz_i)/∂x to `x_grad`."""
+    d, w = x.shape[1], state.shape[1]
+    groups = _groups(d, degrees, _group_size(x))
+    tails = [one.gather(state) for one in groups]
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
         lists = powers(part, held(degrees))
-        total = state.new_zeros(state.shape[1], part.shape[1])
+        total = state.new_zeros(w, part.shape[1])
         given = part.new_empty(0) if u is None else u[rows].T.to(state.dtype).contiguous()
         grads = [] if u is None else [torch.zeros_like(m) for m in lists]
-        for degree, moments in _each(state, x.shape[1], degrees):
-            if degree == 0:
-                total.add_(moments.T)
-            elif degree == 1:
-                total.addmm_(moments.T, part)
-                if u is not None:
-                    grads[0].addmm_(moments, given)
-            else:
-                for a, start, place in _leading(x.shape[1], degree):
-                    inner = moments[place].T @ lists[degree - 2][start:]
-                    total.addcmul_(part[a], inner)
-                    if u is not None:
-                        grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
-                        grads[0][a].add_(inner.mul_(given).sum(0))
+        if 0 in degrees:
+            total.add_(state[:1].T)
+        if 1 in degrees:
+            first = state[int(0 in degrees) :][:d]
+            total.addmm_(first.T, part)
+            if u is not None:
+                grads[0].addmm_(first, given)
+        for one, tail in zip(groups, tails, strict=True):
+            leading, inner = part[one.variables], torch.mm(tail, lists[one.degree - 2][one.start :])
+            if u is not None:
+                grads[one.degree - 2][one.start :].addmm_(tail.T, _times(leading, given))
+                grads[0][one.variables].add_((inner.unflatten(0, (-1, w)) * given).sum(1))
+            total.add_(inner.unflatten(0, (-1, w)).mul_(leading.unsqueeze(1)).sum(0))
         to[rows] = total.T
         if x_grad is not None:
             x_grad[rows] = pull_powers(part, lists, grads).T
@@ -342,12 +394,17 @@ _sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _ev
 def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     """T for ``x [N, H, d]`` and ``y [N, H or 1, w]``: ``[H, monomials, w]``, in the working precision."""
     # An exported program must run where this package is not installed.
-    work = _moments if torch.compiler.is_exporting() else _sum_moments
-    return work(x.unsqueeze(0), y.unsqueeze(0), degrees_of(coefficients)).squeeze(0)
+    work = _moments if is_exporting() else _sum_moments
+    return work(x.unsqueeze(0), _aligned(y).unsqueeze(0), degrees_of(coefficients)).squeeze(0)[..., : y.shape[-1]]
 
 
 def evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
     """z for ``x [N, H, d]`` and the T of `moments`: ``[N, H, w]``."""
-    state = state * _weights(x.shape[-1], tuple(coefficients), state.device, state.dtype)
-    work = _evaluate if torch.compiler.is_exporting() else _sum_monomials
-    return work(x.unsqueeze(0), state.unsqueeze(0), degrees_of(coefficients)).squeeze(0)
+    width, state = state.shape[-1], state * _weights(x.shape[-1], tuple(coefficients), state.device, state.dtype)
+    work = _evaluate if is_exporting() else _sum_monomials
+    return work(x.unsqueeze(0), _aligned(state).unsqueeze(0), degrees_of(coefficients)).squeeze(0)[..., :width]
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """With a multiple of eight columns on a GPU, without which its tensor cores take a slow path."""
+    return functional.pad(x, (0, -x.shape[-1] % 8)) if x.is_cuda else x

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from difformer._compat import is_exporting
 from difformer.attention import polynomial, tiles
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
 from difformer.diffusivity import Diffusivity, safe_total
@@ -74,13 +75,12 @@ class Sums(FixedSize):
 
     def answer(self, q: Tensor) -> Tensor:
         state = self.sums.to(working_dtype(q.dtype))
-        count, values = state[:, :1, :1], state[:, :1, 1:]
+        count = state[:, 0, :1]
         if state.shape[1] == 1:
-            mean = values / count.clamp_min(torch.finfo(state.dtype).tiny)
-            return mean.squeeze(1).expand(q.shape[0], -1, -1).to(q.dtype)
-        queries = q.to(state.dtype).transpose(0, 1)
-        total = safe_total(torch.baddbmm(count, queries, state[:, 1:, :1]), count.detach())
-        return (torch.baddbmm(values, queries, state[:, 1:, 1:]) / total).transpose(0, 1).to(q.dtype)
+            mean = state[:, 0, 1:] / count.clamp_min(torch.finfo(state.dtype).tiny)
+            return mean.expand(q.shape[0], -1, -1).to(q.dtype)
+        sums = torch.einsum("nha,hab->nhb", with_one(q.to(state.dtype)), state)
+        return (sums[..., 1:] / safe_total(sums[..., :1], count.detach())).to(q.dtype)
 
     def state(self) -> dict[str, Tensor]:
         return {"sums": self.sums}
@@ -117,7 +117,7 @@ class Pairs:
     def answer(self, q: Tensor) -> Tensor:
         inputs = (q, *(x for block in self.blocks for x in block if x is not None))
         tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        answer = self._whole if tracked or torch.compiler.is_exporting() else self._streamed
+        answer = self._whole if tracked or is_exporting() else self._streamed
         return answer(q.to(working_dtype(q.dtype))).to(q.dtype)
 
     def _moved(self, block: tuple[Tensor, Tensor, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +161,11 @@ class Pairs:
         keys, values, weights = zip(*self.blocks, strict=True)
         found = {"keys": torch.cat(keys), "values": torch.cat(values)}
         return found | ({"weight": torch.cat(weights)} if self.weighted else {})
+
+
+def with_one(x: Tensor) -> Tensor:
+    """``[1, x]`` for each row and head."""
+    return torch.cat([torch.ones_like(x[..., :1]), x], -1)
 
 
 def with_mass(v: Tensor, weight: Tensor) -> Tensor:
@@ -210,11 +215,10 @@ def summarise(
         polynomial.check_norms(k=k)  # before it is widened: rounding depends on the type
     k, v = k.to(wide), v.to(wide).expand(-1, heads, -1)
     if form in LINEAR:
-        ones = v.new_ones(*v.shape[:2], 1)
-        left = ones if form == "constant" else torch.cat([ones, k], -1)
+        left = v.new_ones(*v.shape[:2], 1) if form == "constant" else with_one(k)
         if weight is not None:
             left = left * weight.to(wide).view(-1, 1, 1)
-        return Sums(torch.einsum("nha,nhb->hab", left, torch.cat([ones, v], -1)))
+        return Sums(torch.einsum("nha,nhb->hab", left, with_one(v)))
     if tol is not None:
         both = with_mass(v, v.new_ones(v.shape[0]) if weight is None else weight)
         powers = polynomial.expand(key, tol)

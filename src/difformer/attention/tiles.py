@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from difformer._compat import is_exporting
 from difformer.attention import reference
 from difformer.attention.scores import Pullback, Score, find_score, working_dtype
 from difformer.attention.segments import Block, Layout, Segments, Shapes, blocks, packed
@@ -250,6 +251,6 @@ def _wide(score: Score, *rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def propagate(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N; `key` is of a score."""
-    if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+    if is_exporting():  # an exported program must run where this package is not installed
         return reference.propagate(q, k, v, key)
     return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *packed(segments), key).squeeze(0).to(q.dtype)

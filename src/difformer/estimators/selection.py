@@ -144,7 +144,8 @@ def train(
     chosen = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, device, model=model, feed=feed, loss=loss, metric=chosen)
     shown = [Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}")] if label else []
-    return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
+    record = trainer.run(shown)
+    return Run(model.cpu(), record, linear, batch is not None)
 
 
 def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:

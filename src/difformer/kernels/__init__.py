@@ -12,6 +12,7 @@ from torch import Tensor
 from difformer.sparse import SparseMatrix
 
 Some = Tensor | None
+MOST_PAIRS = 1 << 23  # of diffusivity 'sigmoid', that a layer keeps for its backward pass
 
 
 class Weights(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
-from difformer.kernels import Plan, Some, Tail, Weights
+from difformer.kernels import MOST_PAIRS, Plan, Some, Tail, Weights
 from difformer.kernels.cpu.layer import fused_layer as layer_in_c
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS, serves
 from difformer.kernels.gpu_layer import GPULayer
@@ -29,7 +29,6 @@ Layer = Any
 Context = Any
 
 TRACED = "the program is compiled, exported or traced"
-MOST_PAIRS = 1 << 23  # of diffusivity 'sigmoid', that a layer keeps for its backward pass
 # Rows that are not aligned to 16 bytes are read by a GPU four bytes at a time, which is tens of times slower.
 ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
 _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
@@ -43,11 +42,19 @@ def is_touched(module: nn.Module) -> bool:
     return not torch.compiler.is_compiling() and not _METHODS.isdisjoint(vars(module))
 
 
+def is_unchanged(conv: nn.Module) -> bool:
+    """Whether this is a layer of the class DIFFormerConv itself, without hooks and methods of its own."""
+    return "written_here" in vars(type(conv)) and not is_touched(conv)
+
+
 def is_plain_map(layer: nn.Module | None) -> bool:
     """Whether this is `nn.Linear` with a bias and nothing else."""
     if type(layer) is not nn.Linear or is_touched(layer):
         return False
-    return all(isinstance(layer._parameters.get(name), nn.Parameter) for name in ("weight", "bias"))
+    own = [layer._parameters.get(name) for name in ("weight", "bias")]
+    if torch.compiler.is_compiling():  # older versions of torch do not tell there what is a parameter
+        return all(x is not None for x in own)
+    return all(isinstance(x, nn.Parameter) for x in own)
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
@@ -109,10 +116,15 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "edge weights are trained"
     if z.dtype != torch.float32:
         return f"precision is {z.dtype}"
-    if torch.is_autocast_enabled(z.device.type):
-        # A few products in float32 take less time than the many passes of the formula in mixed precision.
-        with torch.autocast(z.device.type, enabled=False):
-            return why_not_fused(conv, z, structure)
+    if not torch.is_autocast_enabled(z.device.type):
+        return _why_no_kernel(conv, z, structure)
+    # A few products in float32 take less time than the many passes of the formula in mixed precision.
+    with torch.autocast(z.device.type, enabled=False):
+        return _why_no_kernel(conv, z, structure)
+
+
+def _why_no_kernel(conv: Layer, z: Tensor, structure: Context) -> str | None:
+    """Why no kernel takes these tensors, on this device."""
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or uses subclasses of Tensor"
     if conv.qk_norm == "row" and _on_gpu(conv, z):

@@ -4,9 +4,9 @@ Programs run over blocks of BM queries or BN keys (first axis of the grid) and h
 ``GRAPH`` say, for rows sorted by graph, where a row's graph begins and ends and which it is; for a single graph
 (``BATCHED`` false) they are not read. Channels are padded to BD and BC, powers of two, with zeros.
 
-Tensor cores multiply numbers of 8 bits (bfloat16). A float32 of 24 bits is the sum of up to three such parts, and a
-product is the sum of the products of its parts that matter: one for PARTS = 1, three for 2 (16 bits), six for 3 (24).
-Parts lie ``step`` elements apart.
+Tensor cores multiply numbers of 8 bits (bfloat16) or 11 (float16). A float32 of 24 bits is the sum of three bfloat16,
+and a product is the sum of the six products of its parts that matter. Factors have PARTS = 1 or 3, ``step`` elements
+apart.
 """
 
 # mypy: ignore-errors
@@ -35,8 +35,7 @@ def _parts(x, like, PARTS: tl.constexpr):
     if PARTS > 1:
         rest = x - first.to(tl.float32)
         second = rest.to(like.dtype)
-        if PARTS > 2:
-            third = (rest - second.to(tl.float32)).to(like.dtype)
+        third = (rest - second.to(tl.float32)).to(like.dtype)
     return first, second, third
 
 
@@ -51,7 +50,6 @@ def _load(X, step, rows, inside, c, C, TURNED: tl.constexpr, PARTS: tl.constexpr
     second, third = first, first
     if PARTS > 1:
         second = tl.load(X + step + place, there, 0.0)
-    if PARTS > 2:
         third = tl.load(X + step + step + place, there, 0.0)  # 2 * step may exceed 32 bits
     return first, second, third
 
@@ -59,11 +57,10 @@ def _load(X, step, rows, inside, c, C, TURNED: tl.constexpr, PARTS: tl.constexpr
 @triton.jit
 def _dot(a, b, acc, PARTS: tl.constexpr):
     """acc + A B from the parts of both factors, the smallest products first."""
-    if PARTS > 2:
+    if PARTS > 1:
         acc = tl.dot(a[2], b[0], acc)
         acc = tl.dot(a[0], b[2], acc)
         acc = tl.dot(a[1], b[1], acc)
-    if PARTS > 1:
         acc = tl.dot(a[1], b[0], acc)
         acc = tl.dot(a[0], b[1], acc)
     return tl.dot(a[0], b[0], acc)
@@ -73,7 +70,7 @@ def _dot(a, b, acc, PARTS: tl.constexpr):
 def _add(acc, a, b, PARTS: tl.constexpr):
     """acc + A B, for sums over all blocks."""
     # Tensor cores cut off what they add to a sum instead of rounding it, and the bias grows with the number of blocks.
-    if PARTS > 2:
+    if PARTS > 1:
         return acc + _dot(a, b, tl.zeros(acc.shape, tl.float32), PARTS)
     return _dot(a, b, acc, PARTS)
 
@@ -88,7 +85,7 @@ def _exchange(s, FORM: tl.constexpr, PARTS: tl.constexpr):
     """g(s) and g'(s)."""
     if FORM == 0:
         return 1.0 + s, tl.full(s.shape, 1.0, tl.float32)
-    if PARTS == 1:  # one instruction of the special function unit, accurate to 2⁻¹¹: no less than bfloat16 inputs are
+    if PARTS == 1:  # one instruction of the special function unit, accurate to 2⁻¹¹, as float16 is
         t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [s * 0.5], tl.float32, True, 1)
         g = 0.5 * t + 0.5
     else:
