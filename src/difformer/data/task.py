@@ -84,7 +84,9 @@ class Task:
     def __repr__(self) -> str:
         """Sizes in one line; `describe` says more."""
         facts = self.facts()
-        words = [f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int) and name != "splits"]
+        sizes = {name: value for name, value in facts.items() if isinstance(value, int) and name != "splits"}
+        one = {name: "class" if name == "classes" else name.removesuffix("s") for name in sizes}
+        words = [f"{value:,} {one[name] if value == 1 else name}" for name, value in sizes.items()]
         count = len(self.splits)
         split = f"{count} split{'s' * (count != 1)} of {facts['train/valid/test']}"
         return f"Task({self.name!r}, {self.kind}, {self.problem}: {', '.join(words)}; {self.metric}; {split})"
