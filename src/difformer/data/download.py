@@ -172,8 +172,11 @@ class DownloadError(DataError):
             what = f"all {1 + len(others)} missing files from there, {', '.join([file.name, *others])}, and put them"
             place = f"or into {file.path.rpartition('/')[0]}"
         failed = f"{file.name} could not be downloaded from {file.url}: {reason}. Nothing was written"
-        how = f"Fetch {what} into {target.parent} {place} in a folder that $DIFFORMER_DATA names"
-        super().__init__(f"data set {data_set!r}: {failed}. {how}")
+        given = os.environ.get("DIFFORMER_DATA")
+        folder = f"{given} ($DIFFORMER_DATA)" if given else "a folder that $DIFFORMER_DATA names"
+        absent = f"not all of its files are in {' or '.join(map(str, folders()))}, and " if folders() else ""
+        how = f"Fetch {what} into {target.parent} {place} in {folder}"
+        super().__init__(f"data set {data_set!r}: {absent}{failed}. {how}")
 
 
 class _BadDownloadError(Exception):

@@ -433,8 +433,8 @@ def features_from(
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
         row, column = tensor.to_sparse_coo().indices()[:, where[0]].tolist() if sparse else (where[0], where[-1])
-        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
-        raise DataError(problem, row=row, column=column + 1)
+        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision: "
+        raise DataError(f"{problem}replace it, or leave the row out", row=row, column=column + 1)
     return tensor, names
 
 
