@@ -154,6 +154,6 @@ class TestPublishedSplitsUnderHeterophily:
 def test_labels_with_an_index_of_another_type_name_both_types():
     pd = pytest.importorskip("pandas")
     x = pd.DataFrame({"a": np.arange(6.0)}, index=list("012345"))
-    said = r"its index holds 0 \(int\), which that of x, from '0' \(str\) on, does not; .* y\.to_numpy\(\)"
+    said = r"its index holds 0, which that of x does not: it begins with '0', str and not int; pass y\.to_numpy\(\) if"
     with pytest.raises(DataError, match=said):
         from_arrays(x, pd.Series(list("ABABAB")))

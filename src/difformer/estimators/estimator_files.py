@@ -423,10 +423,9 @@ class Program(nn.Module):
 
 def _dense(rows: Any) -> Tensor:
     if math.prod(rows.shape) > LARGEST_DENSE:
-        raise UserError(
-            f"the {rows.shape[0]} × {rows.shape[1]} sparse rows that neighbours are searched among are too many for an "
-            f"exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
-        )
+        problem = f"the {rows.shape[0]} × {rows.shape[1]} sparse rows that neighbours are searched among are too many "
+        problem += "for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+        raise UserError(problem)
     return torch.from_numpy(rows.toarray())
 
 

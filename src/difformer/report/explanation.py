@@ -146,9 +146,8 @@ def find(word: int | str, count: int, names: Sequence[str], what: str, argument:
     places = [place for place, name in enumerate(names) if name == word]
     if len(places) > 1:
         shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
-        raise UserError(
-            f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
-        )
+        problem = f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
+        raise UserError(problem)
     at = int(word) if str(word).isdecimal() and int(word) < count else -1
     numeric = isinstance(word, str) and any(map(str.isdecimal, names))
     if places or (at >= 0 and not (numeric and names.count(names[at]) == 1)):

@@ -304,15 +304,11 @@ class Rows:
             return
         option = table.option("ids", holding[0] if unclear else False)
         held = "all" if most == len(wanted) else f"{most} of {len(wanted)} different"
-        note = (
-            f"column {named} of {table.file} {READ_AS_IDS}, since it holds a different whole number in every row, and "
-        )
-        note += f"{held} {what}; pass {option} if these are numbers of rows"
+        note = f"column {named} of {table.file} {READ_AS_IDS}, since it holds a different whole number in every row, "
+        note += f"and {held} {what}; pass {option} if these are numbers of rows"
         if unclear:
-            note = (
-                f"{what} were read as numbers of rows, counted from 0, although column {named} of {table.file} holds "
-            )
-            note += f"them all; pass {option} if that holds the ids"
+            note = f"{what} were read as numbers of rows, counted from 0, although column {named} of {table.file} "
+            note += f"holds them all; pass {option} if that holds the ids"
         ids = None if unclear else holding[0]
         self.found = select_features(table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
         self.ids = self.found.index

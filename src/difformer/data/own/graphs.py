@@ -144,8 +144,7 @@ def read_edges(path: Path_, rows: Rows, columns: Sequence[Column] | None, format
             with table.locate({None: i}):
                 ends.append(rows.positions(table.cells[i]))
     except DataError as error:
-        place: Any = {"line": error.line, "row": error.row, "column": error.column, "argument": error.argument}
-        raise DataError(f"{error.problem}{taken}", path=error.path, **place) from error
+        raise DataError(f"{error.problem}{taken}", path=error.path, **error.place, argument=error.argument) from error
     if unused:
         notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}{taken}")
     if len(roles) == 3:

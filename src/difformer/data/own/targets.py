@@ -97,9 +97,10 @@ def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, *, ids: st
             twice = y.index[y.index.duplicated()][0]
             raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
         if len(absent := y.index.difference(x.index, sort=False)):
-            held, other = (f"{label!r} ({type(label).__name__})" for label in (absent[0], x.index[0]))
-            remedy = "give both the same index, or pass y.to_numpy() if the labels are in the order of the rows"
-            raise DataError(f"y: its index holds {held}, which that of x, from {other} on, does not; {remedy}")
+            one, other, remedy = absent[0], x.index[0], "pass y.to_numpy() if the labels are in the order of the rows"
+            kinds = "" if type(one) is type(other) else f": it begins with {other!r}, {type(other).__name__} and not "
+            kinds += type(one).__name__ * bool(kinds)
+            raise DataError(f"y: its index holds {one!r}, which that of x does not{kinds}; {remedy}")
         y = y.astype(object).reindex(x.index)
     names: tuple[str, ...] = ()
     if hasattr(y, "columns"):
