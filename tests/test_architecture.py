@@ -99,6 +99,7 @@ def test_lazy_packages_export_what_their_stub_names(stub):
     modules = [alias.name for node in imports if node.level for alias in node.names]
     assert all(getattr(package, name).__name__ == f"{package.__name__}.{name}" for name in modules)
     assert all(name in dir(package) for name in (*homes, *modules))
+    assert not {"annotations", "lazy_names"} & {*dir(package)}
     for node in tree.body:  # what the package defines by itself
         if isinstance(node, ast.FunctionDef | ast.AnnAssign):
             assert hasattr(package, node.name if isinstance(node, ast.FunctionDef) else node.target.id)

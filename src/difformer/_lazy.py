@@ -35,6 +35,6 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home, *modules})
+        return sorted({*vars(sys.modules[package]), *home, *modules} - {"annotations", "lazy_names"})
 
     return sorted(home), __getattr__, __dir__

@@ -59,6 +59,7 @@ class DataError(UserError):
     ) -> None:
         self.problem, self.path = problem, None if path is None else str(path)
         self.line, self.row, self.column = line, row, column
+        self.place: dict[str, Any] = {"line": line, "row": row, "column": column}
         parts = {"": path, "line ": line, "row ": row, "column ": repr(column) if isinstance(column, str) else column}
         place = ", ".join(f"{word}{value}" for word, value in parts.items() if value is not None)
         super().__init__(f"{place}: {problem}" if place else problem, argument=argument)
@@ -72,8 +73,7 @@ def in_file(path: object) -> Iterator[None]:
     except DataError as error:
         if path is None or error.path is not None:
             raise
-        place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
-        raise DataError(error.problem, path=path, **place, argument=error.argument) from error
+        raise DataError(error.problem, path=path, **error.place, argument=error.argument) from error
 
 
 # What decoders raise on a damaged file. TypeError, KeyError, a plain ValueError and the like may be bugs, and must not
@@ -134,6 +134,11 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def listed(names: Sequence[str], most: int = 8) -> str:
     """The first names in quotes, for messages."""
     return ", ".join(map(repr, names[:most])) + (", …" if len(names) > most else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 class`` or ``7 classes``, from the plural."""
+    return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -135,7 +135,9 @@ def test_ids_that_edges_reveal_are_those_of_new_rows(call, tmp_path):
     answer = call("predict", "run", "--features", "new.csv", "--edges", "new_edges.csv", "--out", "-")
     assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["100"], answer.err
     (tmp_path / "e.csv").write_text("from,to\n1,24\n24,999\n")
-    assert re.search(r"if column 'customer' holds the ids, pass (--data )?ids=customer", call(*words).err)
+    refused = call(*words).err
+    assert "e.csv, line 3, column 'to': no node is called '999'" in refused
+    assert refused.rstrip().endswith("pass --data ids=false if these are numbers of rows")
 
 
 def test_id_column_given_by_number_is_matched_by_name_in_new_rows(call, tmp_path):

@@ -378,3 +378,14 @@ def test_what_a_reader_says_gets_data_set_file_and_address(cache, tmp_path, monk
     assert said.startswith(f"{path}, line 3, column 2: expected a number (data set 'thing': ")
     assert "https://example.org/thing.bin" in said
     assert (caught.value.line, caught.value.column) == (3, 2)
+
+
+def test_a_failed_download_names_the_folders_that_were_searched(cache, tmp_path, monkeypatch):
+    (tmp_path / "shared").mkdir()
+    cache.mkdir(exist_ok=True)
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path / "shared"))
+    with pytest.raises(DownloadError) as caught:
+        load("cora")
+    searched = f"{tmp_path / 'shared'} or {cache}"
+    assert f"data set 'cora': not all of its files are in {searched}, and ind.cora.x could not be" in str(caught.value)

@@ -78,12 +78,47 @@ class TestEdges:
         assert said(task, "column 'rank' of f.csv holds them all; pass ids=customer if that holds the ids")
 
     def test_ends_out_of_range_name_the_column_that_may_hold_ids(self, files):
-        (files / "e.csv").write_text("from,to\n1,40\n2,999\n")
-        with pytest.raises(DataError, match=r"e\.csv, line 2, column 'to': there is no node 40: .* 39; if") as refused:
+        (files / "e.csv").write_text("from,to\n40,1\n998,999\n")
+        with pytest.raises(
+            DataError, match=r"e\.csv, line 2, column 'from': there is no node 40: .* 39; if"
+        ) as refused:
             from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
         assert str(refused.value).endswith("if column 'customer' holds the ids, pass ids=customer")
         with pytest.raises(DataError, match=r"if column 'customer' holds the ids, pass ids=\"customer\"$"):
-            from_frame(frame(), "segment", edges=[(1, 999)])
+            from_frame(frame(), "segment", edges=[(1, 40), (998, 999)])
+
+    def test_a_wrong_id_is_named_and_not_the_first_that_is_no_row(self, files):
+        (files / "e.csv").write_text("from,to\n1,40\n2,999\n")
+        with pytest.raises(
+            DataError, match=r"e\.csv, line 3, column 'to': no node is called '999'; the 40 "
+        ) as refused:
+            from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
+        assert str(refused.value).endswith(
+            f"{WAS_READ.removesuffix('all')}3 of 4 different ends of edges; pass ids=false if these are numbers of rows"
+        )
+        labels = (files / "l.csv").read_text().replace("\n39,b", "\n390,b")
+        (files / "l.csv").write_text(labels)
+        with pytest.raises(DataError, match=r"l\.csv, line 40, column 'customer': no row is called '390'"):
+            from_files(files / "f.csv", labels=files / "l.csv", drop="segment")
+
+    def test_a_column_of_texts_is_proposed_only_if_it_holds_the_ends(self, files):
+        lines = [f"{i}.5,town{i},k{i},{'ab'[i % 2]}\n" for i in range(40)]
+        (files / "f.csv").write_text("spend,town,customer,segment\n" + "".join(lines))
+        (files / "e.csv").write_text("from,to\nk1,k2\nk2,k3\n")
+        with pytest.raises(DataError, match=r"no ids; if column 'customer' holds the ids, pass ids=customer$"):
+            from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
+        with pytest.raises(DataError, match=r"no ids; give the rows ids, or name them by number, from 0$"):
+            from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment", drop="customer")
+
+    def test_a_guessed_column_of_texts_that_edges_do_not_name_is_pointed_out(self, files):
+        lines = [f"town{i},{i}.5,k{i},{'ab'[i % 2]}\n" for i in range(40)]
+        (files / "f.csv").write_text("town,spend,customer,segment\n" + "".join(lines))
+        (files / "e.csv").write_text("from,to\nk1,k2\nk2,k3\n")
+        with pytest.raises(
+            DataError, match=r"no node is called 'k1'.* column 'town' of f\.csv .* read as ids"
+        ) as refused:
+            from_files(files / "f.csv", edges=files / "e.csv", label_columns="segment")
+        assert str(refused.value).endswith("; if column 'customer' holds the ids, pass ids=customer")
 
     def test_without_such_a_column_a_shift_by_one_is_suggested(self, files):
         (files / "e.csv").write_text("from,to\n1,40\n40,1\n")

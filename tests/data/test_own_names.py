@@ -13,7 +13,7 @@ from difformer.data import (
     register_dataset,
     registry,
 )
-from difformer.errors import UserError
+from difformer.errors import DataError, UserError
 
 SOURCE = '''
 from difformer.data import from_arrays
@@ -149,3 +149,11 @@ class TestPublishedSplitsUnderHeterophily:
         assert [s.test.tolist() for s in task.splits] == [np.flatnonzero(row == 2).tolist() for row in part]
         assert metric in task.protocol
         assert ENTRIES[name].source.endswith(f"/{name.replace('-', '_')}.npz")
+
+
+def test_labels_with_an_index_of_another_type_name_both_types():
+    pd = pytest.importorskip("pandas")
+    x = pd.DataFrame({"a": np.arange(6.0)}, index=list("012345"))
+    said = r"its index holds 0, which that of x does not: it begins with '0', str and not int; pass y\.to_numpy\(\) if"
+    with pytest.raises(DataError, match=said):
+        from_arrays(x, pd.Series(list("ABABAB")))

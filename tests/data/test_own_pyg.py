@@ -2,9 +2,11 @@ import pytest
 import torch
 from own_people import BOTH_WAYS, EDGES, X, Y, pairs
 
-from difformer.data import from_pyg
+from difformer.data import from_files, from_pyg
 from difformer.data.split import index_split
 from difformer.errors import DataError
+
+NAN = float("nan")
 
 
 def data(**changes):
@@ -96,7 +98,7 @@ def test_a_list_of_pyg_graphs_becomes_a_task_of_graphs():
             "graph 1: y holds 2 numbers, that of graph 0 1",
         ),
         (lambda: [data(y=torch.tensor([1])), data(x=torch.rand(8, 2), y=torch.tensor([1]))], "graph 1: has 2 features"),
-        (lambda: [1, 2], "got a list with int"),
+        (lambda: [1, 2], "got a list with an item of type int"),
         (lambda: "cora", "expected a PyG Data or a list of them, got str"),
         (lambda: pytest.importorskip("torch_geometric.data").HeteroData(), "several types"),
     ],
@@ -109,3 +111,40 @@ def test_invalid_pyg_objects_are_refused(make, complaint):
 def test_an_unknown_option_is_refused_with_the_nearest():
     with pytest.raises(TypeError, match=r"from_pyg\(\) has no option 'standardise'; did you mean standardize"):
         from_pyg(data(), standardise=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"x": torch.tensor([[1.0, NAN]] * 8)},
+            r"x: holds nan; features must be finite .*: replace it, or leave the row",
+        ),
+        ({"x": None, "pos": torch.full((8, 2), NAN)}, r"data: row 0, column 1: pos: holds nan"),
+        (
+            {"edge_weight": torch.tensor([1, NAN, 1, 1])},
+            r"edge 1: a weight must be .* got nan; correct it, or leave the",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_with_a_remedy(change, said):
+    with pytest.raises(ValueError, match=said):
+        from_pyg(data(**change))
+
+
+def test_several_types_of_nodes_are_refused_with_a_remedy_wherever_they_are(tmp_path):
+    pyg = pytest.importorskip("torch_geometric.data")
+    hetero = pyg.HeteroData()
+    hetero["a"].x = hetero["b"].x = torch.ones(3, 2)
+    remedy = r"several types of nodes or edges are not supported; pass one type as a Data, or to_homogeneous\(\)$"
+    for given in (hetero, [hetero], (hetero, None)):
+        with pytest.raises(ValueError, match=remedy):
+            from_pyg(given)
+    for given in (hetero, [hetero], (hetero.to_dict(), {"a": {}}, pyg.HeteroData)):
+        torch.save(given, tmp_path / "own.pt")
+        with pytest.raises(ValueError, match=rf"own\.pt: graphs with {remedy}"):
+            from_files(tmp_path / "own.pt")
+    with pytest.raises(
+        ValueError, match=r"expected a PyG Data or a list of them, got a tuple with an item of type Tensor$"
+    ):
+        from_pyg((torch.ones(3, 2), torch.ones(3)))

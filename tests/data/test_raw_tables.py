@@ -335,7 +335,9 @@ class TestFrames:
             from_frame(frame, "segment", edges=edges)
         assert refused.value.argument == "ids"
         assert from_frame(frame, "segment", edges=edges, ids="customer_id").num_edges
-        with pytest.raises(DataError, match=r"the nodes have no ids$"):
+        with pytest.raises(
+            DataError, match=r"the nodes have no ids; give the rows ids, or name them by number, from 0$"
+        ):
             from_frame(frame[["age", "plan", "segment"]], "segment", edges=edges)
         table = customers()
         path = write(tmp_path / "f.csv", {"age": table["age"], **table})

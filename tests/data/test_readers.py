@@ -8,11 +8,12 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from difformer.data import from_files
 from difformer.data.own.cell_values import canonical_id, number
 from difformer.data.own.csv_files import TextFormat, looks_like_header, open_table, sniff_delimiter
 from difformer.data.own.features import read_arrays
 from difformer.data.own.table import open_parquet
-from difformer.errors import DataError
+from difformer.errors import DataError, UserError
 
 
 def every_column(head):
@@ -402,3 +403,47 @@ def test_time_to_read_grows_linearly_with_rows(tmp_path):
 
     # Ten times the rows: about ten times the time; a quadratic step would take a hundred times as long.
     assert seconds(20_000) < 30 * seconds(2_000)
+
+
+class TestTrailingDelimiters:
+    ROWS = ("1.5,2,A", "3.5,4,B", "5.5,6,A", "7.5,8,B")
+
+    def read(self, path, header, rows):
+        path.write_text("".join(f"{line}\n" for line in (header, *rows)))
+        return from_files(path)
+
+    def test_at_the_end_of_every_row_or_of_the_header_alone_it_adds_no_column(self, tmp_path):
+        expected = self.read(tmp_path / "x.csv", "a,b,label", self.ROWS)
+        header_only = self.read(tmp_path / "x.csv", "a,b,label,", self.ROWS)
+        ended = self.read(tmp_path / "x.csv", "a,b,label", [f"{row}," for row in self.ROWS])
+        assert expected.fingerprint() == header_only.fingerprint() == ended.fingerprint()
+        assert ended.feature_names == ("a", "b")
+        assert "the ',' at the end of every row of x.csv was left out" in ended.notes
+
+    def test_names_of_rows_without_a_header_stay_names(self, tmp_path):
+        rows = [f"r{i},{row}" for i, row in enumerate(self.ROWS)]
+        task = self.read(tmp_path / "x.csv", "a,b,label", [*rows, "r4,9.5,8,"])
+        assert (task.instance_names, task.feature_names) == (("r0", "r1", "r2", "r3", "r4"), ("a", "b"))
+
+    def test_in_one_row_it_is_refused_with_a_remedy(self, tmp_path):
+        said = r"line 3, column 4: has 4 cell\(s\), expected 3 as in the header; remove the delimiter at its end$"
+        with pytest.raises(DataError, match=said):
+            self.read(tmp_path / "x.csv", "a,b,label", [self.ROWS[0], f"{self.ROWS[1]},", *self.ROWS[2:]])
+
+
+def test_a_letter_is_no_delimiter_and_files_have_names(tmp_path):
+    (tmp_path / "x.csv").write_text("a,label\n1,A\n2,B\n3,A\n4,B\n")
+    with pytest.raises(UserError, match=r"delimiter: expected one character that is no letter or digit, .* got 't'"):
+        from_files(tmp_path / "x.csv", delimiter={"labels": "t"}, labels=tmp_path / "x.csv")
+    with pytest.raises(UserError, match="header: expected the keys features, labels and edges, got 'label'"):
+        from_files(tmp_path / "x.csv", header={"label": True})
+
+
+def test_a_text_is_one_word_that_means_no_label_and_not_its_letters(tmp_path):
+    (tmp_path / "x.csv").write_text("a,label\n" + "".join(f"{i}.5,{c}\n" for i, c in enumerate(["N", "A", "NA"] * 4)))
+    task = from_files(tmp_path / "x.csv", missing="NA")
+    assert (task.class_names, int((task.y < 0).sum())) == (("A", "N"), 4)
+    with pytest.raises(UserError, match="class_names: expected the names of all classes, in order, got the text 'NA'"):
+        from_files(tmp_path / "x.csv", class_names="NA")
+    with pytest.raises(UserError, match=r"^splits are kept in \.npz or \.json files, got 'q'"):
+        from_files(tmp_path / "x.csv", splits="q")

@@ -176,4 +176,6 @@ def test_what_is_shown_of_a_task_and_its_splits_fits_a_line():
         "Task('four', nodes, multiclass: 4 nodes, 4 edges, 4 features, 2 classes, 4 labelled; accuracy; "
         "1 split of 2/1/1)"
     )
+    single = nodes(x=torch.ones(4, 1), y=torch.rand(4), problem="regression", num_outputs=1, edge_index=EDGES[:, :1])
+    assert "4 nodes, 1 edge, 1 feature, 1 target, 4 labelled" in repr(single)
     assert repr(SPLIT) == "Split('mine', 2 train, 1 valid, 1 test)"

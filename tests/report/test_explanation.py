@@ -118,3 +118,17 @@ def test_an_ambiguous_name_is_refused_with_the_matching_numbers():
     with pytest.raises(ValueError, match=r"2 have the name 'Paris'; give the number of one of them: 0, 2"):
         explanation.find("Paris", 3, ("Paris", "Rome", "Paris"), "instance")
     assert explanation.find("Rome", 3, ("Paris", "Rome", "Paris"), "instance") == 1
+
+
+def test_where_ids_are_numbers_a_number_is_an_id_and_not_a_position():
+    ids = ("3", "17", "0")
+    assert [explanation.find(word, 3, ids, "instance") for word in ("0", "3", 0)] == [2, 0, 0]
+    expected = (
+        "node: there is no instance '1'; expected names such as '3'; the instance at position 1, counted from 0, is"
+    )
+    with pytest.raises(ValueError, match=f"{expected} '17'$"):
+        explanation.find("1", 3, ids, "instance")
+    with pytest.raises(ValueError, match=r"there is no instance '5'; expected names such as '3'$"):
+        explanation.find("5", 3, ids, "instance")
+    assert explanation.find("1", 3, ("a", "b", "c"), "instance") == explanation.find("1", 3, (), "instance") == 1
+    assert explanation.find("1", 3, ("7", "8", "8"), "instance") == 1  # the number of one of several with a name

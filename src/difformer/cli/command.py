@@ -115,9 +115,8 @@ def read_seeds(text: str | None, default: int) -> list[int]:
             first, _, last = word.strip().partition("-")
             numbers += range(int(first), int(last) + 1) if first and last else [int(word)]
     except ValueError:
-        raise UserError(
-            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 or 0-4 (one seed: 3,); got {text!r}"
-        ) from None
+        expected = "a number of seeds such as 5, or seeds such as 0,3,7 or 0-4 (one seed: 3,)"
+        raise UserError(f"--seeds: expected {expected}; got {text!r}") from None
     if not numbers:
         raise UserError(f"--seeds: expected a range such as 0-4, from a smaller to a larger seed; got {text!r}")
     if "," not in text and "-" not in text.strip()[1:]:

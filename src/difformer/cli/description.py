@@ -92,9 +92,8 @@ def describe_request(request: Request, task_name: str) -> list[str]:
         lines += _origin(request, request.preset, task_name)
     elif not set(request.settings) - LENGTH:
         lines.append(f"untuned: defaults of {model}{_other_presets(request)}")
-    unused = {
-        key: value for key, value in request.settings.items() if key in ("epochs", "learning_rate", "weight_decay")
-    }
+    ignored = ("epochs", "learning_rate", "weight_decay")
+    unused = {key: value for key, value in request.settings.items() if key in ignored}
     if unused and not zoo.find(model).trained:
         lines.append(f"note: {model} trains nothing, so {listed(unused)} changes nothing")
     return lines
@@ -126,9 +125,8 @@ def _origin(request: Request, preset: experiments.Preset, task_name: str) -> lis
     if not here and preset.dataset != OWN_PRESET:
         lines.append(f"note: these settings were chosen on {preset.dataset}, not on {task_name}")
     if preset.protocol is not None and protocol_of(source) != preset.protocol:
-        lines.append(
-            f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
-        )
+        belong = f"note: these settings belong to protocol {preset.protocol!r}"
+        lines.append(f"{belong}; add --protocol {preset.protocol} for it")
     if source is not None and source.name == preset.dataset:
         given = {key: value for key, value in preset.data.items() if source.options.get(key) != value}
         if taken := listed({key: value for key, value in preset.data.items() if key not in given}):

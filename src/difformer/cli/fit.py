@@ -166,9 +166,8 @@ def _attention_off(request: Request) -> TrainConfig:
         raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")
     settings = {**info.defaults, **info.fixed, **request.settings}
     if settings.get("diffusivity", "simple") is None:
-        raise UserError(
-            f"--with {ATTENTION_OFF}: attention is off already in {request.config.model}; --model difformer-s has it"
-        )
+        problem = f"attention is off already in {request.config.model}; --model difformer-s has it"
+        raise UserError(f"--with {ATTENTION_OFF}: {problem}")
     return make_config("difformer", {**settings, "diffusivity": None})
 
 

@@ -71,10 +71,9 @@ class Data:
             first = next(iter(files), "label")
             raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
         if (path / "config.toml").is_file():
-            raise UserError(
-                f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}; "
-                f"for its energy: difformer energy {dataset}"
-            )
+            problem = f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}; "
+            problem += f"for its energy: difformer energy {dataset}"
+            raise UserError(problem)
         if self.split is not None:
             raise UserError("--split is for your own files; a data set has its splits, chosen by --protocol")
         name = difformer.data.catalogue.entry(dataset).name
@@ -85,10 +84,9 @@ class Data:
 
     def _files(self, files: Mapping[str, Path]) -> training.TaskSource:
         if not files:
-            raise UserError(
-                "say what to train on: a data set by name (`difformer datasets` lists them), a table (FILE --label "
-                "COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
-            )
+            problem = "say what to train on: a data set by name (`difformer datasets` lists them), a table (FILE "
+            problem += "--label COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
+            raise UserError(problem)
         if "features" not in files:
             raise UserError("--features is missing: your own data need a table of features")
         if self.protocol is not None or self.root is not None:
@@ -308,10 +306,9 @@ class NewRows:
         folder = training.RunFolder.open(run)
         task, source = folder.task(), folder.source
         if task.kind != "nodes":
-            raise UserError(
-                f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
-                f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
-            )
+            problem = f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
+            problem += f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
+            raise UserError(problem)
         _check_files(features=features, edges=edges)
         own_files, options = ({}, {}) if source is None or not source.files else (source.files, source.options)
 
@@ -348,10 +345,10 @@ def _familiar(task: difformer.data.Task, found: Any) -> list[str]:
     if task.edge_index is not None:
         notes.append("new rows have no edges, although the run has a graph; --edges joins them to its instances")
     if old := [name for name in found.ids if name in known]:
+        few = ", ".join(map(repr, old[:3])) + ", …" * (len(old) > 3)
+        said = f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run ({few}); "
         notes.append(
-            f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "
-            f"({', '.join(map(repr, old[:3]))}{', …' if len(old) > 3 else ''}); they are treated as new instances "
-            f"(without --features the run's own instances are predicted)"
+            f"{said}they are treated as new instances (without --features the run's own instances are predicted)"
         )
     if twice := [name for name, number in Counter(found.ids).items() if number > 1]:
         notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, e.g. {twice[0]!r}")

@@ -27,6 +27,7 @@ from rich.text import Text
 from difformer import training
 from difformer.cli.command import member
 from difformer.distributed import rank
+from difformer.errors import counted as counted
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
@@ -120,11 +121,6 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, who
 def count(value: int | None) -> str:
     """1234567 as 1,234,567; a dash where there is nothing."""
     return "–" if value is None else f"{value:,}"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 class`` or ``7 classes``, from the plural."""
-    return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
 
 
 def listed(settings: Mapping[str, object]) -> str:

@@ -147,9 +147,8 @@ def reading(found: Found) -> Iterator[None]:
         # The file at fault: the only one, or the first that is not what was published; else the folder.
         path = found.path if len(found.paths) == 1 else _altered(found) or found.path.parent
         if isinstance(error, DataError):
-            place: dict[str, Any] = {"line": error.line, "row": error.row, "column": error.column}
             problem = f"{error.problem} (data set {found.name!r}: {way_out})"
-            raise DataError(problem, path=error.path or path, **place) from error
+            raise DataError(problem, path=error.path or path, **error.place) from error
         problem = f"needs more memory than there is ({error}), or the file is damaged"
         if not isinstance(error, MemoryError):
             reason = f"{type(error).__name__}: {error}"
@@ -172,8 +171,9 @@ class DownloadError(DataError):
             what = f"all {1 + len(others)} missing files from there, {', '.join([file.name, *others])}, and put them"
             place = f"or into {file.path.rpartition('/')[0]}"
         failed = f"{file.name} could not be downloaded from {file.url}: {reason}. Nothing was written"
+        absent = f"not all of its files are in {' or '.join(map(str, folders()))}, and " if folders() else ""
         how = f"Fetch {what} into {target.parent} {place} in a folder that $DIFFORMER_DATA names"
-        super().__init__(f"data set {data_set!r}: {failed}. {how}")
+        super().__init__(f"data set {data_set!r}: {absent}{failed}. {how}")
 
 
 class _BadDownloadError(Exception):

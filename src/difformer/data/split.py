@@ -153,7 +153,7 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
 def _suffix(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".json"):
-        raise UserError(f"path: splits are kept in .npz or .json files, got {os.fspath(path)!r}")
+        raise UserError(f"splits are kept in .npz or .json files, got {os.fspath(path)!r}")
     return suffix
 
 

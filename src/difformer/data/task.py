@@ -18,7 +18,7 @@ from torch import Tensor
 
 from difformer.data.scaling import Scaling
 from difformer.data.split import Split, labelled
-from difformer.errors import UserError
+from difformer.errors import UserError, counted
 
 if TYPE_CHECKING:
     from difformer.data.own.preprocessing import Preprocessing
@@ -84,9 +84,8 @@ class Task:
     def __repr__(self) -> str:
         """Sizes in one line; `describe` says more."""
         facts = self.facts()
-        words = [f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int) and name != "splits"]
-        count = len(self.splits)
-        split = f"{count} split{'s' * (count != 1)} of {facts['train/valid/test']}"
+        words = [counted(value, name) for name, value in facts.items() if isinstance(value, int) and name != "splits"]
+        split = f"{counted(len(self.splits), 'splits')} of {facts['train/valid/test']}"
         return f"Task({self.name!r}, {self.kind}, {self.problem}: {', '.join(words)}; {self.metric}; {split})"
 
     @property

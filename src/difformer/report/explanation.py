@@ -81,8 +81,8 @@ def explain_node(
 
     Args:
         run: The run folder.
-        node: An instance by number or name; of new rows one of those. Of a series ``"SNAPSHOT:NODE"`` or a pair of
-            numbers, or a node of the last test snapshot.
+        node: An instance by number, or by name as text; of new rows one of those. Of a series ``"SNAPSHOT:NODE"`` or a
+            pair of numbers, or a node of the last test snapshot.
         target: By name or number where a run has several; by default the first number, or the surest yes or no.
         names: Ids of new rows.
         given: Seed, task, device, and new rows with their edges, as in `difformer.training.trained_run.load_run`.
@@ -142,18 +142,21 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
 
 
 def find(word: int | str, count: int, names: Sequence[str], what: str, argument: str = "node") -> int:
-    """Position of a name or number; text is looked up as a name first, then read as a number."""
+    """Position of a name or number; text is a name, or else a number, unless the names themselves are numbers."""
     places = [place for place, name in enumerate(names) if name == word]
     if len(places) > 1:
         shown, more = ", ".join(map(str, places[:5])), " …" * (len(places) > 5)
-        raise UserError(
-            f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
-        )
-    if places or (str(word).isdecimal() and int(word) < count):
-        return places[0] if places else int(word)
+        problem = f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}{more}"
+        raise UserError(problem)
+    at = int(word) if str(word).isdecimal() and int(word) < count else -1
+    numeric = isinstance(word, str) and any(map(str.isdecimal, names))
+    if places or (at >= 0 and not (numeric and names.count(names[at]) == 1)):
+        return places[0] if places else at
     hint = did_you_mean(word, names) if isinstance(word, str) and not word.isdecimal() else ""
-    known = f"{'E' if hint else 'e'}xpected {f'names such as {names[0]!r}, or ' if names else ''}a number"
-    raise UserError(f"{argument}: there is no {what} {word!r}; {hint}{known} from 0 to {count - 1}")
+    expected = [f"names such as {name!r}" for name in names[:1]] + [f"a number from 0 to {count - 1}"] * (not numeric)
+    known = f"{'E' if hint else 'e'}xpected {', or '.join(expected)}"
+    known += f"; the {what} at position {at}, counted from 0, is {names[at]!r}" if numeric and at >= 0 else ""
+    raise UserError(f"{argument}: there is no {what} {word!r}; {hint}{known}")
 
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:

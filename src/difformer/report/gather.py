@@ -102,10 +102,9 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
     outputs, part = read_arrays(folder, seed, "outputs", "part")
     expected = (*task.y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
     if outputs.shape != expected or len(part) != task.num_instances:
-        raise RunFolderError(
-            f"{folder.file(seed, PREDICTIONS)} holds outputs of shape {outputs.shape} for {len(part)} instances, "
-            f"expected {expected}: it does not belong to this run; train the run again"
-        )
+        problem = f"{folder.file(seed, PREDICTIONS)} holds outputs of shape {outputs.shape} for {len(part)} instances, "
+        problem += f"expected {expected}: it does not belong to this run; train the run again"
+        raise RunFolderError(problem)
     names = (task.class_names, task.instance_names)
     return Predictions(task.problem, torch.from_numpy(outputs), *names, task.y, tuple(part.tolist()))
 

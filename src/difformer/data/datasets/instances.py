@@ -103,11 +103,10 @@ class Images(InstanceReader):
         file = ENTRIES[self.name].learned or ""
         path = find_file(file, self.root)
         if path is None:
-            raise DataError(
-                f"data set {self.name!r}: features=simclr needs {file}, which is in no data folder. Train it "
-                f"with `python -m benchmarks.simclr.cifar10` (in the source repository) and put the file into "
-                f"{cache_folder() / self.name}; or use features=pca or features=pixels, which need no training"
-            )
+            problem = f"data set {self.name!r}: features=simclr needs {file}, which is in no data folder. Train it "
+            problem += "with `python -m benchmarks.simclr.cifar10` (in the source repository) and put the file into "
+            problem += f"{cache_folder() / self.name}; or use features=pca or features=pixels, which need no training"
+            raise DataError(problem)
         return Found(self.name, "learned", (path,), (RemoteFile(file),))
 
     def _simclr(self, labels: Array) -> Array:

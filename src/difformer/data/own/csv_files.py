@@ -52,8 +52,9 @@ class TextFormat:
 
     def __post_init__(self) -> None:
         mark = "," if self.delimiter is None else self.delimiter
-        if not isinstance(mark, str) or len(mark) != 1 or mark in '"\r\n':
-            raise UserError(f"delimiter: expected one character, such as ',' or '\\t', got {self.delimiter!r}")
+        if not isinstance(mark, str) or len(mark) != 1 or mark in '"\r\n' or mark.isalnum():
+            expected = "one character that is no letter or digit, such as ';' or '\\t' (quoted in a shell)"
+            raise UserError(f"delimiter: expected {expected}, got {self.delimiter!r}")
         if self.decimal not in (".", ","):
             raise UserError(f"decimal: expected '.' or ',', got {self.decimal!r}")
         if self.comment is not None and (not isinstance(self.comment, str) or not self.comment):
@@ -142,6 +143,7 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     if not filled:
         raise DataError("holds no rows")
     (line_of_names, cells), second = filled[0], filled[1][1] if filled[1:] else None
+    cells = cells[:-1] if second and len(cells) == len(second) + 1 and not cells[-1].strip() else cells
     names, hidden = list[str](), list[str]()  # a comment right above the table may be its header
     if format.header is None and format.comment and above and above[-1].startswith(format.comment):
         hidden = [cell.strip() for cell in _cells(above[-1].lstrip(format.comment).strip(), delimiter)]
@@ -153,7 +155,9 @@ def _open_text(name: str, format: TextFormat, role: Role, ids: Collection[str] |
     elif format.header or (format.header is None and looks_like_header(cells, second, role=role, ids=ids)):
         names = [format.pointed(cell) for cell in cells]
         if second and len(second) == len(names) + 1:
-            names.insert(0, "")  # R does not name the column of the rows' names
+            ended = all(len(row) > len(names) and not row[len(names)].strip() for _, row in filled[1:])
+            names.insert(len(names) if ended else 0, "")  # R does not name the column of the rows' names
+            notes += [f"the {delimiter!r} at the end of every row of {Path(name).name} was left out"] if ended else []
         notes += [f"line {line_of_names} of {Path(name).name} was read as a header"] if format.header is None else []
         start, filled = [row for row in start if row[0] > line_of_names], filled[1:]
     check_size(max(len(names), len(filled[0][1]) if filled else 0), "the table", "COLUMNS")
@@ -198,6 +202,7 @@ def _chunks(table: Table, rows: Iterator[Row], format: TextFormat) -> Iterator[A
         for line, row in chunk[good : good + 1]:
             place = table.names[len(row)] if table.named and len(row) < width else min(len(row), width) + 1
             problem = f"has {len(row)} cell(s), expected {width} as in the {expected}"
+            problem += "; remove the delimiter at its end" if len(row) > width and not row[-1].strip() else ""
             raise DataError(problem, path=table.path, line=line, column=place)
 
 
@@ -238,10 +243,8 @@ def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, stric
     """Rows with the number of their last line; a blank line is an empty row."""
     if delimiter == " ":  # a quoted cell ends with its line
         for count, line in enumerate(lines, offset + 1):
-            yield (
-                count,
-                line.split() if '"' not in line else [a.replace('""', '"') or b for a, b in _SPACED.findall(line)],
-            )
+            quoted = [a.replace('""', '"') or b for a, b in _SPACED.findall(line)] if '"' in line else None
+            yield count, line.split() if quoted is None else quoted
         return
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
     try:

@@ -44,6 +44,7 @@ SPARSE_PARTS = ("data", "indices", "indptr", "shape")
 SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
 SPLIT_ARRAYS = frozenset(f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS)
 ROWS = (list, tuple, np.ndarray, Tensor)
+READ_AS_IDS = "was read as ids"  # what a note on a guessed column says
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def select_features(table: Table, chosen: Selection) -> Features:
             notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
             features, names, table.ids = [0, *features], [name, *names], None
         else:
-            guess = f"column {name!r} of {table.file} holds a different text in every row and was read as ids"
+            guess = f"column {name!r} of {table.file} holds a different text in every row and {READ_AS_IDS}"
             notes.append(f"{guess}; pass {table.option('ids', False)} if it is a feature")
     elif chosen.ids is None and raw and not kinds and features[:1] == [0] and identifies(table.cells[0], True):
         guess = f"column {names[0]!r} of {table.file} holds a different whole number in every row and is used as a"
@@ -286,29 +287,30 @@ class Rows:
         """Looks once for ids that are neither known nor ruled out: a column that holds all `values`, which name rows.
 
         Only columns with a different whole number in each row are considered, and exactly one must hold all. Values
-        that may be numbers of rows remain that, with a note.
+        that may be numbers of rows remain that, with a note. A column with most values, more than are numbers of rows,
+        is taken too: `positions` then refuses the others.
         """
         searched, self.searched = self.searched, True  # all data name rows in the same way
         if searched or self.ids or not self.found or not (chosen := self.found.chosen) or chosen.ids is not None:
             return
         columns = {name: cells for name, cells in self.found.raw if len(self.found.raw) > 1 and identifies(cells, True)}
-        wanted = {canonical_id(value) for part in values if columns for value in set(np.asarray(part).tolist())}
-        holding = [name for name, cells in columns.items() if wanted and wanted.issubset(map(canonical_id, cells))]
-        numbered = all(name.isdigit() and len(name) < 19 and int(name) < self.size for name in wanted)
-        if numbered:  # rows may be called by their own numbers
+        holding, most, wanted = _holding(columns, values)
+        numbers = sum(name.isdigit() and len(name) < 19 and int(name) < self.size for name in wanted)
+        if numbered := numbers == len(wanted):  # rows may be called by their own numbers
             holding = [name for name in holding if [*map(int, columns[name])] != [*range(self.size)]]
-        if self.found.table is None or not holding:
+        unclear, named = numbered or len(holding) > 1, " and column ".join(map(repr, holding))
+        doubtful = most < len(wanted) and (unclear or most <= max(numbers, len(wanted) / 2))
+        if (table := self.found.table) is None or not holding or doubtful:
             return
-        unclear = numbered or len(holding) > 1
-        option = self.found.table.option("ids", holding[0] if unclear else False)
-        note = f"column {holding[0]!r} of {self.found.table.file} was read as ids, since it holds a different whole "
-        note += f"number in every row, and all {what}; pass {option} if these are numbers of rows"
+        option = table.option("ids", holding[0] if unclear else False)
+        held = "all" if most == len(wanted) else f"{most} of {len(wanted)} different"
+        note = f"column {named} of {table.file} {READ_AS_IDS}, since it holds a different whole number in every row, "
+        note += f"and {held} {what}; pass {option} if these are numbers of rows"
         if unclear:
-            named = " and column ".join(map(repr, holding))
-            note = f"{what} were read as numbers of rows, counted from 0, although column {named} of "
-            note += f"{self.found.table.file} holds them all; pass {option} if that holds the ids"
+            note = f"{what} were read as numbers of rows, counted from 0, although column {named} of {table.file} "
+            note += f"holds them all; pass {option} if that holds the ids"
         ids = None if unclear else holding[0]
-        self.found = select_features(self.found.table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
+        self.found = select_features(table, replace(chosen, notes=(*chosen.notes, note), ids=ids))
         self.ids = self.found.index
 
     def positions(self, values: Any, *, what: str = "node", hint: str = "") -> NDArray[np.int64]:
@@ -320,7 +322,11 @@ class Rows:
             if unknown := [row for row, place in enumerate(places) if place < 0]:
                 row, plain = unknown[0], {loose_id(name): name for name in ids}
                 first = ", ".join(map(repr, list(ids)[:3]))
-                problem = f"no {what} is called {str(names[row])!r}; the {size} known ids begin with {first}{hint}"
+                for note in self.found.notes if self.found is not None else ():
+                    hint += f"; {note}" if READ_AS_IDS in note else ""
+                hint += self._may_hold_ids(values) if 2 * len(unknown) > len(names) else ""
+                called = f"no {what} is called {canonical_id(names[row])!r}"
+                problem = f"{called}; the {size} known ids begin with {first}{hint}"
                 if close := plain.get(loose_id(names[row])):
                     count = f"{sum(loose_id(names[i]) in plain for i in unknown)} of the {len(unknown)}"
                     problem = f"{count} ids that do not match differ in case or spaces only, for example "
@@ -332,7 +338,7 @@ class Rows:
             cells = [number(str(value)) for value in array.tolist()]
             if None in cells:
                 cell = str(values[row := cells.index(None)])
-                hint = self._may_hold_ids(whole=False) or hint
+                hint = self._may_hold_ids(values) or hint or "; give the rows ids, or name them by number, from 0"
                 problem = f"{cell!r} is not the number of a row, and the {what}s have no ids{hint}"
                 raise DataError(problem, row=row, argument="ids")
             array = np.array(cells, dtype=np.float64)
@@ -344,17 +350,26 @@ class Rows:
                 raise DataError(f"{array[row]} is not the number of a row", row=row)
             shifted = "; yours seem to count from 1" if array.min() == 1 and array.max() == size else ""
             problem = f"there is no {what} {array[row]:.0f}: rows are counted from 0 to {size - 1}"
-            raise DataError(f"{problem}{self._may_hold_ids(whole=True) or shifted}", row=row)
+            raise DataError(f"{problem}{self._may_hold_ids(values) or shifted}", row=row)
         return array.astype(np.int64)
 
-    def _may_hold_ids(self, *, whole: bool) -> str:
-        """The columns of whole numbers, or of texts, that may hold ids, as a remedy."""
+    def _may_hold_ids(self, values: Any) -> str:
+        """The columns that hold the most of the `values`, at least half, as a remedy."""
         if self.found is None or (table := self.found.table) is None:
             return ""
-        likely = [name for name, cells in self.found.raw if identifies(cells, whole)]
-        likely = [table.names[i] for i in table.named_like("ids") if table.names[i] in likely] or likely[:4]
-        options = " or ".join(table.option("ids", name) for name in likely)
-        return f"; if column {' or '.join(map(repr, likely))} holds the ids, pass {options}" if likely else ""
+        columns = {name: cells for name, cells in self.found.raw if identifies(cells, isinstance(cells, np.ndarray))}
+        likely, most, wanted = _holding(columns, [values])
+        options = " or ".join(table.option("ids", name) for name in likely[:4])
+        named = " or ".join(map(repr, likely[:4]))
+        return f"; if column {named} holds the ids, pass {options}" if 2 * most >= len(wanted) > 0 else ""
+
+
+def _holding(columns: Mapping[str, Values], values: Sequence[Any]) -> tuple[list[str], int, set[str]]:
+    """The `columns` that hold the most of the `values`, how many these are, and all values, as ids."""
+    wanted = {canonical_id(value) for part in values if columns for value in set(np.asarray(part).tolist())}
+    held = {name: len(wanted.intersection(map(canonical_id, cells))) for name, cells in columns.items()}
+    most = max(held.values(), default=0)
+    return [name for name, count in held.items() if count == most > 0], most, wanted
 
 
 def id_column_name(
@@ -414,8 +429,8 @@ def features_from(
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
         row, column = tensor.to_sparse_coo().indices()[:, where[0]].tolist() if sparse else (where[0], where[-1])
-        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
-        raise DataError(problem, row=row, column=column + 1)
+        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision: "
+        raise DataError(f"{problem}replace it, or leave the row out", row=row, column=column + 1)
     return tensor, names
 
 

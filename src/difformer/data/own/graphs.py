@@ -28,6 +28,7 @@ from difformer.data.sparse_features import stack_rows, to_scipy
 from difformer.errors import DataError, UserError, in_file
 from difformer.sparse import check_scipy
 
+HETERO = "graphs with several types of nodes or edges are not supported; pass one type as a Data, or to_homogeneous()"
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]  # ends [2, E], weights [E], notes on what was guessed
 
 
@@ -143,8 +144,7 @@ def read_edges(path: Path_, rows: Rows, columns: Sequence[Column] | None, format
             with table.locate({None: i}):
                 ends.append(rows.positions(table.cells[i]))
     except DataError as error:
-        place: Any = {"line": error.line, "row": error.row, "column": error.column, "argument": error.argument}
-        raise DataError(f"{error.problem}{taken}", path=error.path, **place) from error
+        raise DataError(f"{error.problem}{taken}", path=error.path, **error.place, argument=error.argument) from error
     if unused:
         notes.append(f"columns of {table.file} not used: {', '.join(table.names[i] for i in unused)}{taken}")
     if len(roles) == 3:
@@ -194,7 +194,8 @@ def _weights(values: Any, count: int) -> Tensor:
     good = (weight >= 0) & (weight <= LARGEST)  # false for NaN
     if not good.all():
         row = int(np.argmin(good))
-        raise DataError(f"a weight must be a finite number ≥ 0, got {weight[row]:g}", row=row)
+        remedy = "correct it, or leave the edge out"
+        raise DataError(f"a weight must be a finite number ≥ 0, got {weight[row]:g}; {remedy}", row=row)
     return torch.from_numpy(weight.astype(np.float32))
 
 
@@ -241,13 +242,13 @@ def _graphs_of(data: Any) -> list[Any]:
 
     if isinstance(data, Data):
         return list(data.to_data_list()) if isinstance(data, Batch) else [data]
-    if isinstance(data, HeteroData):
-        raise DataError("data: graphs with several types of nodes or edges are not supported; pass one type as a Data")
-    if not isinstance(data, (list, tuple, Dataset)):
-        raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
-    items = [data[i] for i in range(len(data))]
+    several = isinstance(data, (list, tuple, Dataset))
+    items = [data[i] for i in range(len(data))] if several else [data]
+    if any(isinstance(item, HeteroData) for item in items):
+        raise DataError(f"data: {HETERO}")
     if strange := [type(item).__name__ for item in items if not isinstance(item, Data)]:
-        raise DataError(f"data: expected a list of PyG Data, got a list with {strange[0]}")
+        got = f"a {type(data).__name__} with an item of type {strange[0]}" if several else strange[0]
+        raise DataError(f"data: expected a PyG Data or a list of them, got {got}")
     if not items:
         raise DataError("data: an empty list, expected at least one Data")
     return items
@@ -261,7 +262,7 @@ def _part(data: Any, alone: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor
         raise DataError("has neither x nor pos, so there are no features")
     if not isinstance(x, Tensor):
         raise DataError(f"x and pos must be tensors, got {type(x).__name__}")
-    x, _ = features_from(x.unsqueeze(1) if x.dim() == 1 else x)
+    x, _ = features_from(x.unsqueeze(1) if x.dim() == 1 else x, name="pos" if x is pos else "x")
     weight = _weight_of(data)
     if index is None and (matrix := getattr(data, "adj_t", None)) is not None:
         # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
@@ -298,6 +299,8 @@ def read_pyg(path: Path_) -> Any:
         with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors for damaged files
+        if "storage.BaseStorage" in str(error):  # of HeteroData
+            raise DataError(HETERO, path=path) from error
         problem = "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; "
         problem += "save the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
         problem += f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})"
@@ -309,6 +312,8 @@ def read_pyg(path: Path_) -> Any:
 
     if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
+    if isinstance(found, tuple) and found and isinstance(found[0], dict) and "_global_store" in found[0]:
+        raise DataError(HETERO, path=path)
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and (since PyG 2.4) the class.
     if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
         try:

@@ -97,7 +97,10 @@ def labels_from(y: Any, x: Any, size: int, path: Path_ | None = None, *, ids: st
             twice = y.index[y.index.duplicated()][0]
             raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
         if len(absent := y.index.difference(x.index, sort=False)):
-            raise DataError(f"y: its index holds {absent[0]!r}, which that of x does not")
+            one, other, remedy = absent[0], x.index[0], "pass y.to_numpy() if the labels are in the order of the rows"
+            kinds = "" if type(one) is type(other) else f": it begins with {other!r}, {type(other).__name__} and not "
+            kinds += type(one).__name__ * bool(kinds)
+            raise DataError(f"y: its index holds {one!r}, which that of x does not{kinds}; {remedy}")
         y = y.astype(object).reindex(x.index)
     names: tuple[str, ...] = ()
     if hasattr(y, "columns"):
@@ -160,6 +163,9 @@ def encode_targets(
     """Targets from columns of texts, numbers and None by the rules above; errors name row and column of the labels."""
     if problem not in (None, *get_args(Problem)):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
+    if isinstance(class_names, str):
+        raise UserError(f"class_names: expected the names of all classes, in order, got the text {class_names!r}")
+    missing = [missing] if isinstance(missing, str) else missing
     cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
     strings = (value for column in columns for value in column if isinstance(value, str))

@@ -150,6 +150,10 @@ def from_files(
             with in_file(features):
                 return from_pyg(read_pyg(features), **chosen)
 
+    for option, value in (("delimiter", delimiter), ("header", header)):
+        if isinstance(value, Mapping) and (other := {*value} - {"features", "labels", "edges"}):
+            raise UserError(f"{option}: expected the keys features, labels and edges, got {listed(sorted(other))}")
+
     def format(role: str) -> TextFormat:
         own = [option.get(role) if isinstance(option, Mapping) else option for option in (delimiter, header)]
         return TextFormat(own[0], own[1], encoding, decimal, comment)  # type: ignore[arg-type]
