@@ -91,7 +91,7 @@ def test_count_of_the_theory():
 @pytest.mark.parametrize("group", [1, 3, 8], ids="{} at a time".format)
 def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements, group):
     monkeypatch.setattr(polynomial, "CPU_PART", elements)
-    monkeypatch.setattr(polynomial, "CPU_GROUP", group)
+    monkeypatch.setattr(polynomial, "GROUP", group)
     q, k, v = make_inputs(150, heads, 4, 3, shared=shared)
     powers = coefficients(diffusivity, degree_for(diffusivity, 1e-3))
 

@@ -57,10 +57,7 @@ CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at
 GPU_PART = 1 << 28
 GPU_SLICES = 16  # products side by side that fill a GPU
 SMALLEST_SLICE = 1024  # rows of a slice that are worth a product of their own
-CPU_GROUP = (
-    1  # leading variables in one product, which reads or writes the list of the lower degree once for all of them
-)
-GPU_GROUP = 8
+GROUP = 8  # leading variables in one product, which passes over the list of the lower degree once for all of them
 
 
 @dataclass(frozen=True)
@@ -235,13 +232,13 @@ class Group:
             to[place].add_(part[start - self.start :])
 
 
-def _groups(d: int, degrees: Sequence[int], size: int) -> list[Group]:
-    """Of all degrees above one, with `size` leading variables each; places count from the first monomial of all."""
+def _groups(d: int, degrees: Sequence[int]) -> list[Group]:
+    """Of all degrees above one; places count from the first monomial of all."""
     found, at = [], 0
     for degree in degrees:
         leading = [(start, slice(at + own.start, at + own.stop)) for _, start, own in _leading(d, max(degree, 1))]
-        for a in range(0, d if degree > 1 else 0, size):
-            places = tuple(leading[a : a + size])
+        for a in range(0, d if degree > 1 else 0, GROUP):
+            places = tuple(leading[a : a + GROUP])
             found.append(Group(degree, slice(a, a + len(places)), places[0][0], places))
         at += count(d, degree)
     return found
@@ -273,14 +270,10 @@ def _times(variables: Tensor, values: Tensor) -> Tensor:
     return (variables.unsqueeze(1) * values).flatten(0, 1)
 
 
-def _group_size(x: Tensor) -> int:
-    return GPU_GROUP if x.is_cuda else CPU_GROUP
-
-
 def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> None:
     """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
     d, w = x.shape[1], y.shape[1]
-    groups = _groups(d, degrees, _group_size(x))
+    groups = _groups(d, degrees)
     rooms = [to.new_zeros(count(d, one.degree - 1) - one.start, len(one.places) * w) for one in groups]
     for rows in parts(x, degrees):
         part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
@@ -300,7 +293,7 @@ def evaluate_rows(
 ) -> None:
     """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` to `to` ``[n, w]``; given `u`, also ∂(Σ_i u_iᵀz_i)/∂x to `x_grad`."""
     d, w = x.shape[1], state.shape[1]
-    groups = _groups(d, degrees, _group_size(x))
+    groups = _groups(d, degrees)
     tails = [one.gather(state) for one in groups]
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
