@@ -73,8 +73,8 @@ def row_operator(
         name: Of the operator, ``difformer::name``.
         work: From `inputs` tensors and further arguments, the same for all runs, to the result, or to a tuple of the
             result and what `pull` needs.
-        pull: From the gradient of the result, the tensors, the results from number `keep` on, and the further arguments to the
-            gradients of the tensors, in their types.
+        pull: From the gradient of the result, the tensors, the results from number `keep` on, and the further arguments
+            to the gradients of the tensors, in their types.
         results: Empty tensors of the shapes that `work` gives.
         inputs: Number of tensors that differentiate.
         layouts: Number of tensors behind them, or None in their place, that do not.
