@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from difformer import DIFFormer, Graph
-from difformer.attention import Segments
+from difformer._compat import is_exporting
+from difformer.attention import Segments, dispatch
 
 FIXED_BACKEND = [
     ("simple", "linear"),
@@ -92,3 +93,44 @@ def test_polynomial_attention_is_exported_and_compiled(grad, any_number):
     torch.testing.assert_close(program.module()(other), model(other), atol=1e-5, rtol=1e-5)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_compiled_program_is_not_taken_for_an_exported_one():
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            return x + (1.0 if is_exporting() else 0.0)
+
+    x = torch.zeros(2)
+    torch.compiler.reset()
+    assert torch.compile(Asks(), fullgraph=True, backend="eager")(x).sum() == 0
+    for strict in (False, True):
+        assert torch.export.export(Asks(), (x,), strict=strict).module()(x).sum() == 2
+
+
+def test_a_model_for_a_gpu_is_exported_for_any_number_of_rows():
+    """The operator for all pairs on a GPU is not part of exported programs, whatever the number of rows."""
+    model = DIFFormer(8, 8, 3, diffusivity="sigmoid", backend="fused").eval()
+    rows = torch.export.Dim("rows", min=2, max=100_000)
+    program = torch.export.export(model, (torch.randn(9, 8),), dynamic_shapes={"x": {0: rows}}, strict=False)
+    x = torch.randn(40, 8)
+    wanted = DIFFormer(8, 8, 3, diffusivity="sigmoid", backend="reference").eval()
+    wanted.load_state_dict(model.state_dict())
+    torch.testing.assert_close(program.module()(x), wanted(x))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50])
+@pytest.mark.parametrize("elements", [0, 1 << 22], ids=["operator", "plain operations"])
+def test_compiled_simple_attention_equals_eager_with_gradients(monkeypatch, rows, elements):
+    monkeypatch.setattr(dispatch, "FUSED_ELEMENTS", elements)
+    torch.compiler.reset()
+    model = DIFFormer(6, 8, 3, num_heads=2)
+    x = torch.randn(rows, 6)
+    edges = torch.randint(0, max(rows, 1), (2, 4 * rows))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(*(gradients(one, model, x, edges) for one in (compiled, model)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def gradients(call, model, x, edges):
+    out = call(x, edges)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), [*model.parameters()], materialize_grads=True)]

@@ -26,6 +26,7 @@ from difformer.kernels import MOST_PAIRS
 BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
 LOW_PRECISION_GAIN = 8  # speed of pairs in low precision on a GPU; sums of monomials are float32
+FUSED_ELEMENTS = 1 << 22  # of queries: up to this many, compiled programs propagate simple scores in plain operations
 LONGEST_SOFTMAX_ROW = 512  # bytes: for longer rows torch has no kernel that keeps the pairs out of memory
 
 
@@ -249,12 +250,18 @@ def _run(
     if backend == "linear" and form not in LINEAR:
         name = diffusivity_of(key).name
         raise UserError(f"backend 'linear' is for {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
-    if backend == "linear" and form == "simple" and segments is None and torch.compiler.is_compiling():
-        return summarise(k, v, key).answer(q)  # plain operations: a compiler fuses them, and exports need no package
+    # Compilers fuse plain operations, which keep more than an operator of few numbers does; exports need no package.
+    small = torch.compiler.is_compiling() and segments is None
+    if (
+        backend == "linear"
+        and form == "simple"
+        and (is_exporting() or (small and s.n * s.heads * s.d <= FUSED_ELEMENTS))
+    ):
+        return summarise(k, v, key).answer(q)
     if backend == "linear" and not (form == "simple" and s.pairwise):
         return linear.propagate(q, k, v, key, segments)
-    if backend == "fused" and torch.compiler.is_compiling() and segments is None and s.n**2 <= MOST_PAIRS:
-        return reference.propagate(q, k, v, key)  # as eager layers: few pairs are kept, and a compiler fuses the rest
+    if backend == "fused" and small and not is_exporting() and s.heads * s.n**2 <= MOST_PAIRS:
+        return reference.propagate(q, k, v, key)
     if backend == "fused" and not is_exporting():
         return pair_operator.propagate(q, k, v, key, segments)
     if backend == "softmax" and not is_exporting():

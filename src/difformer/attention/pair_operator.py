@@ -33,7 +33,8 @@ except ImportError:  # no Triton where there is no GPU
 FORMS = {"simple": 0, "sigmoid": 1}
 LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
 SPLIT = 1024  # elements that a program splits into parts
-LARGEST_HALF = 6e4  # scores of larger queries and keys are far beyond where a sigmoid is flat
+LARGEST_HALF = 6e4  # queries and keys beyond it would be infinite in float16
+SMALLEST_UNIT = 1e-30
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
 # number of parts of a factor.
@@ -69,6 +70,7 @@ def _options(
     d, c = q.shape[-1], v.shape[-1]
     rows, columns, warps, stages = WIDE[kernel] if parts > 1 and max(d, c) > 64 else TILES[parts][kernel]
     options = {"FORM": form, "PARTS": parts, "BATCHED": ranges is not None, "num_warps": warps, "num_stages": stages}
+    options["NEAR"] = q.dtype == torch.bfloat16
     return rows, columns, options | {"BM": rows, "BN": columns, "BD": _width(d), "BC": _width(c)}
 
 
@@ -76,24 +78,28 @@ def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
-def _factor(x: Tensor, parts: int, *, scores: bool = False) -> tuple[Tensor, Tensor | float]:
-    """A factor as the kernels take it, and the number by which their results are to be multiplied.
+def _factor(x: Tensor, parts: int, unit: Tensor | None = None) -> Tensor:
+    """A factor as the kernels take it: in bfloat16 parts, or in one part of 16 bits.
 
-    The parts of float32, whose sum it is to 8 bits each, come from a kernel. For one part, in float16, the largest
-    number is made one; queries and keys (`scores`) stay as they are.
+    Values and answers in float32 become float16 divided by their `unit`, queries and keys cut at the largest numbers.
     """
+    if x.dtype == torch.float32 and parts == 1:
+        x = (x.clamp(-LARGEST_HALF, LARGEST_HALF) if unit is None else x / unit).to(torch.float16)
     x = x.contiguous()
-    if parts > 1:
-        out = torch.empty(parts, *x.shape, dtype=torch.bfloat16, device=x.device)
-        kernels.split[(-(-x.numel() // SPLIT),)](x, out, x.numel(), PARTS=parts, BLOCK=SPLIT)
-        return out, 1.0
-    if x.dtype != torch.float32:
-        return x, 1.0
-    out = torch.empty_like(x, dtype=torch.float16)
-    if scores:
-        return out.copy_(x).clamp_(-LARGEST_HALF, LARGEST_HALF), 1.0
-    largest = torch.linalg.vector_norm(x, torch.inf).clamp_min_(torch.finfo(x.dtype).tiny)
-    return torch.div(x, largest, out=out), largest
+    if parts == 1:
+        return x
+    out = torch.empty(parts, *x.shape, dtype=torch.bfloat16, device=x.device)
+    kernels.split[(-(-x.numel() // SPLIT),)](x, out, x.numel(), PARTS=parts, BLOCK=SPLIT)
+    return out
+
+
+def _unit(x: Tensor, ranges: Tensor | None) -> Tensor:
+    """The largest number of each problem, or of each row's graph, ``[P, 1 or N, 1]``: float16 takes x divided by it."""
+    largest = torch.linalg.vector_norm(x, torch.inf, (1, 2) if ranges is None else 2, keepdim=True)
+    if ranges is not None:  # a graph is known by its first row
+        start = ranges[0].long().view(1, -1, 1).expand_as(largest)
+        largest = torch.zeros_like(largest).scatter_reduce_(1, start, largest, "amax").gather(1, start)
+    return torch.where((largest > SMALLEST_UNIT) & largest.isfinite(), largest, 1.0)
 
 
 def _forward(
@@ -106,10 +112,10 @@ def _forward(
     problems, n, _ = q.shape
     out, total = _results(q, k, v)
     rows, _, options = _options(0, q, v, ranges, form, parts)
-    scores = [_factor(x, parts, scores=True)[0] for x in (q, k)]
-    values, unit = _factor(v, parts)
-    kernels._forward[(-(-n // rows), problems)](*scores, values, out, total, *_shared(q, v, ranges, least), **options)
-    return out.mul_(unit) if isinstance(unit, Tensor) else out, total
+    unit = _unit(v, ranges) if v.dtype == torch.float32 and parts == 1 else None
+    factors = [_factor(q, parts), _factor(k, parts), _factor(v, parts, unit)]
+    kernels._forward[(-(-n // rows), problems)](*factors, out, total, *_shared(q, v, ranges, least), **options)
+    return out if unit is None else out.mul_(unit), total
 
 
 def _backward(
@@ -122,21 +128,26 @@ def _backward(
     # A total that was clamped does not depend on q and k.
     floor = least * (n if ranges is None else ranges[1] - ranges[0])
     const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
-    scores = [_factor(x, parts, scores=True)[0] for x in (q, k)]
     # Answers are divided by sums of N terms: too small for float16 as they are.
-    scaled = scaled if v.dtype == torch.float16 else scaled.to(v.dtype)
-    (values, unit), (answers, small) = _factor(v, parts), _factor(scaled, parts)
-    both = unit * small
-    kept = torch.float32 if isinstance(both, Tensor) else v.dtype
+    small = _unit(scaled, ranges) if parts == 1 and v.dtype != torch.bfloat16 else None
+    unit = _unit(v, ranges) if parts == 1 and v.dtype == torch.float32 else None
+    for each in (small, unit):
+        const = const if each is None else const / each.squeeze(-1)
+    answers = scaled.to(v.dtype) if small is None else scaled
+    factors = [_factor(q, parts), _factor(k, parts), _factor(v, parts, unit), _factor(answers, parts, small), const]
     # In order, whatever the inputs are.
+    kept = v.dtype if small is None else torch.float32
     dq, dk, dv = (torch.empty(x.shape, dtype=kept, device=x.device) for x in (q, k, v))
-    factors, shared = (*scores, values, answers, const / both), _shared(q, v, ranges)
+    shared = _shared(q, v, ranges)
     _, columns, options = _options(1, q, v, ranges, form, parts)
     kernels._backward_keys[(-(-n // columns), problems)](*factors, dk, dv, *shared, **options)
     rows, _, options = _options(2, q, v, ranges, form, parts)
     kernels._backward_queries[(-(-n // rows), problems)](*factors, dq, *shared, **options)
-    if isinstance(both, Tensor):
-        dq, dk, dv = (x.mul_(scale).to(v.dtype) for x, scale in ((dq, both), (dk, both), (dv, small)))
+    if small is None:
+        return dq, dk, dv
+    for grad in (dq, dk) if unit is not None else ():
+        grad.mul_(unit)
+    dq, dk, dv = (grad.mul_(small).to(v.dtype) for grad in (dq, dk, dv))
     return dq, dk, dv
 
 

@@ -249,13 +249,14 @@ def held(degrees: Sequence[int]) -> int:
     return max(max(degrees, default=0) - 1, 1)
 
 
-def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
-    """Rows of ``x [n, d]`` in parts, so that the lists that are held stay small."""
+def parts(x: Tensor, degrees: Sequence[int], w: int) -> Iterator[slice]:
+    """Rows of ``x [n, d]`` in parts, so that lists, and products of a group with `w` numbers, stay small."""
     if is_exporting():  # a program for any number of rows has no loop over them
         yield slice(None)
         return
     budget = elements_at_a_time(x.device, CPU_PART, GPU_PART)
-    step = max(budget // max(count(x.shape[1], held(degrees)), 1) // 64, 1) * 64  # aligned, as fast products need it
+    each = max(count(x.shape[1], held(degrees)), min(GROUP, x.shape[1]) * w)
+    step = max(budget // each // 64, 1) * 64  # aligned, as fast products need it
     for i in range(0, x.shape[0], step):
         yield slice(i, i + step)
 
@@ -267,6 +268,8 @@ def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _times(variables: Tensor, values: Tensor) -> Tensor:
     """``[variables · w, n]``: every one of ``variables [·, n]`` times every one of ``values [w, n]``."""
+    if is_exporting():  # which cannot flatten a product of any number of rows
+        return torch.cat([x * values for x in variables])
     return (variables.unsqueeze(1) * values).flatten(0, 1)
 
 
@@ -275,7 +278,7 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
     d, w = x.shape[1], y.shape[1]
     groups = _groups(d, degrees)
     rooms = [to.new_zeros(count(d, one.degree - 1) - one.start, len(one.places) * w) for one in groups]
-    for rows in parts(x, degrees):
+    for rows in parts(x, degrees, w):
         part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
         lists = powers(part, held(degrees))
         if 0 in degrees:
@@ -295,7 +298,7 @@ def evaluate_rows(
     d, w = x.shape[1], state.shape[1]
     groups = _groups(d, degrees)
     tails = [one.gather(state) for one in groups]
-    for rows in parts(x, degrees):
+    for rows in parts(x, degrees, w):
         part = x[rows].T.to(state.dtype).contiguous()
         lists = powers(part, held(degrees))
         total = state.new_zeros(w, part.shape[1])
@@ -388,7 +391,8 @@ def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     """T for ``x [N, H, d]`` and ``y [N, H or 1, w]``: ``[H, monomials, w]``, in the working precision."""
     # An exported program must run where this package is not installed.
     work = _moments if is_exporting() else _sum_moments
-    return work(x.unsqueeze(0), _aligned(y).unsqueeze(0), degrees_of(coefficients)).squeeze(0)[..., : y.shape[-1]]
+    found = work(x.unsqueeze(0), _aligned(y).unsqueeze(0), degrees_of(coefficients)).squeeze(0)
+    return found[..., : y.shape[-1]].contiguous()
 
 
 def evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -42,19 +42,11 @@ def is_touched(module: nn.Module) -> bool:
     return not torch.compiler.is_compiling() and not _METHODS.isdisjoint(vars(module))
 
 
-def is_unchanged(conv: nn.Module) -> bool:
-    """Whether this is a layer of the class DIFFormerConv itself, without hooks and methods of its own."""
-    return "written_here" in vars(type(conv)) and not is_touched(conv)
-
-
 def is_plain_map(layer: nn.Module | None) -> bool:
     """Whether this is `nn.Linear` with a bias and nothing else."""
     if type(layer) is not nn.Linear or is_touched(layer):
         return False
-    own = [layer._parameters.get(name) for name in ("weight", "bias")]
-    if torch.compiler.is_compiling():  # older versions of torch do not tell there what is a parameter
-        return all(x is not None for x in own)
-    return all(isinstance(x, nn.Parameter) for x in own)
+    return all(isinstance(layer._parameters.get(name), nn.Parameter) for name in ("weight", "bias"))
 
 
 def is_plain_norm(norm: nn.Module) -> bool:

@@ -81,11 +81,11 @@ def _turn(x):
 
 
 @triton.jit
-def _exchange(s, FORM: tl.constexpr, PARTS: tl.constexpr):
+def _exchange(s, FORM: tl.constexpr, NEAR: tl.constexpr):
     """g(s) and g'(s)."""
     if FORM == 0:
         return 1.0 + s, tl.full(s.shape, 1.0, tl.float32)
-    if PARTS == 1:  # one instruction of the special function unit, accurate to 2⁻¹¹, as float16 is
+    if NEAR:  # one instruction of the special function unit, accurate to 2⁻¹¹: no less than bfloat16 inputs are
         t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [s * 0.5], tl.float32, True, 1)
         g = 0.5 * t + 0.5
     else:
@@ -106,7 +106,7 @@ def _range(START, END, rows, inside, N, BLOCK: tl.constexpr, BATCHED: tl.constex
 @triton.jit
 def _forward(
     Q, K, V, OUT, R, START, END, GRAPH, N, D, C, floor, stride_q, stride_v, step_q, step_v,
-    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr, NEAR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
@@ -123,7 +123,7 @@ def _forward(
         keys = first + tl.arange(0, BN)
         there = keys < N
         k = _load(K + head * stride_q, step_q, keys, there, d, D, True, PARTS)
-        g, _ = _exchange(_dot(q, k, tl.zeros((BM, BN), tl.float32), PARTS), FORM, PARTS)
+        g, _ = _exchange(_dot(q, k, tl.zeros((BM, BN), tl.float32), PARTS), FORM, NEAR)
         if BATCHED:
             other = tl.load(GRAPH + keys, there, -2)
             g = tl.where(own[:, None] == other[None, :], g, 0.0)
@@ -145,7 +145,7 @@ def _forward(
 @triton.jit
 def _backward_keys(
     Q, K, V, A, CC, DK, DV, START, END, GRAPH, N, D, C, stride_q, stride_v, step_q, step_v,
-    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr, NEAR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
@@ -165,7 +165,7 @@ def _backward_keys(
         q = _load(Q + head * stride_q, step_q, rows, inside, d, D, True, PARTS)
         a = _load(A + head * stride_v, step_v, rows, inside, c, C, False, PARTS)
         const = tl.load(CC + head * N + rows, inside, 0.0)
-        g, slope = _exchange(_dot(k, q, tl.zeros((BN, BM), tl.float32), PARTS), FORM, PARTS)  # [keys, rows]
+        g, slope = _exchange(_dot(k, q, tl.zeros((BN, BM), tl.float32), PARTS), FORM, NEAR)  # [keys, rows]
         if BATCHED:
             other = tl.load(GRAPH + rows, inside, -2)
             same = own[:, None] == other[None, :]
@@ -183,7 +183,7 @@ def _backward_keys(
 @triton.jit
 def _backward_queries(
     Q, K, V, A, CC, DQ, START, END, GRAPH, N, D, C, stride_q, stride_v, step_q, step_v,
-    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr, NEAR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
@@ -202,7 +202,7 @@ def _backward_queries(
         there = keys < N
         k = _load(K + head * stride_q, step_q, keys, there, d, D, False, PARTS)
         v = _load(V + head * stride_v, step_v, keys, there, c, C, True, PARTS)
-        _, slope = _exchange(_dot(q, _turn(k), tl.zeros((BM, BN), tl.float32), PARTS), FORM, PARTS)
+        _, slope = _exchange(_dot(q, _turn(k), tl.zeros((BM, BN), tl.float32), PARTS), FORM, NEAR)
         if BATCHED:
             other = tl.load(GRAPH + keys, there, -2)
             slope = tl.where(own[:, None] == other[None, :], slope, 0.0)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from difformer._compat import is_exporting
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError, check_choice
 from difformer.graph import GRAPH_NORMS
-from difformer.kernels.fused import fused_layer, is_plain_map, is_unchanged, why_not_fused, why_not_gram
+from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context, Structure, as_structure
@@ -137,17 +135,15 @@ class DIFFormerConv(nn.Module):
             return out
         mask = self.edge_mask()
         options = {} if mask is None else {"mask": mask}  # only a `Structure` takes masks
-        joint = joint_maps(self, z)
-        v = self.values(z) if joint is None else joint[-1]
+        v = self.values(z)
         own = over_heads(v)  # the graph is the same for every head, so their mean suffices
-        latent = self.latent(z, v, context) if joint is None else self.latent(z, v, context, joint)
-        observed = context.observed(own, self.graph_norm, **options)
+        latent, observed = self.latent(z, v, context), context.observed(own, self.graph_norm, **options)
         p = self.mixed(latent, observed, own, context.has_edges)
         step = _between(z, p, self.step_size) if self.residual else p
         return step if source is None else step + self.step_size * self.source_weight * source
 
-    def latent(self, z: Tensor, v: Tensor, context: Context, joint: Sequence[Tensor] | None = None) -> Tensor:
-        """Mean over heads of the all-pair term, ``[N, out_channels]``; `joint` holds q, k and v that are known."""
+    def latent(self, z: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Mean over heads of the all-pair term, ``[N, out_channels]``."""
         if self.diffusivity is None or self.form == "identity":
             return over_heads(v)
         if self.query is not None and why_not_gram(self, z, context) is None:
@@ -156,7 +152,7 @@ class DIFFormerConv(nn.Module):
         if self.query is None:
             q = k = v.expand(-1, self.num_heads, -1)  # constant: only their number matters
         else:
-            q, k = self.queries_and_keys(z, context, joint)
+            q, k = self.queries_and_keys(z, context)
         # By the key of its score: older compilers cannot pass the object.
         return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
 
@@ -176,11 +172,9 @@ class DIFFormerConv(nn.Module):
             return z.unsqueeze(1)
         return self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
 
-    def queries_and_keys(
-        self, z: Tensor, context: Context | None = None, joint: Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
         """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
-        q, k = self._queries_and_keys(z) if joint is None else (joint[0], joint[-2])
+        q, k = self._queries_and_keys(z)
         if self.qk_norm == "none":
             return q, k
         if self.qk_norm == "row":
@@ -253,18 +247,6 @@ def give_size(layer: nn.Module | None, in_channels: int) -> None:
     """Makes the parameters of a lazy map, in place, so that optimisers keep them."""
     if isinstance(layer, nn.LazyLinear):
         layer(torch.empty(0, in_channels, dtype=layer.weight.dtype, device=layer.weight.device))
-
-
-def joint_maps(conv: DIFFormerConv, z: Tensor) -> list[Tensor] | None:
-    """Queries, keys and values as one product, for compiled programs; None to call each map."""
-    if not torch.compiler.is_compiling() or is_exporting() or not is_unchanged(conv):
-        return None
-    maps = [conv.query, *([] if conv.key is None else [conv.key]), conv.value]
-    if not all(is_plain_map(one) for one in maps):
-        return None
-    weight, bias = (torch.cat([getattr(one, name) for one in maps]) for name in ("weight", "bias"))
-    joint = functional.linear(z, weight, bias).view(z.shape[0], -1, conv.out_channels)
-    return list(joint.split(conv.num_heads, 1))
 
 
 def _between(start: Tensor, end: Tensor, weight: Any) -> Tensor:
