@@ -235,11 +235,6 @@ class StackModel:
             for module, name, value in self._holders:
                 setattr(module, name, value)
 
-    def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
-        """Parameters and buffers of one run, on the CPU, as its own model would save them."""
-        rows = {**self.parameters(flat), **buffers}
-        return {name: rows[name][run].detach().cpu().clone() for name in self.names}
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -337,7 +332,8 @@ class StackJournal:
         """
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
-        flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
+        state = self.model.parameters(self.best_flat.cpu())
+        state |= {name: value.cpu() for name, value in self.best_buffers.items()}
         found: list[Ended] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
@@ -350,7 +346,7 @@ class StackJournal:
             split, scores = self.task.splits[run.split], dict(zip(PARTS, best[i], strict=True))
             more: dict[str, Any] = {
                 "seconds": seconds / len(self.runs),
-                "state": self.model.state_of(i, flat, buffers),
+                "state": {name: state[name][i].clone() for name in self.model.names},
                 "outputs": outputs[i].clone(),
                 "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
                 "notes": (*self.notes, *warning_signs(self.task, split, outputs[i].float(), self.metric.name)),

@@ -16,16 +16,7 @@ from difformer.kernels.rows import unit_rows
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
-from difformer.zoo.encoder import (
-    Encoder,
-    Observed,
-    Passes,
-    Penalised,
-    class_labels,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Labelled, Observed, Passes, Penalised, one_of, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import linear, mapped
 from difformer.zoo.node_pairs import by_graph
 
@@ -231,7 +222,7 @@ def estimated_compatibility(graph: Graph, prior: Tensor, labels: Tensor, index: 
     return sinkhorn(known.T @ graph.propagate(beliefs, "none")[index])
 
 
-class CPGNN(Penalised):
+class CPGNN(Penalised, Labelled):
     r"""CPGNN (Zhu et al., AAAI 2021): linearised propagation of the beliefs of an MLP.
 
     .. math::
@@ -259,11 +250,6 @@ class CPGNN(Penalised):
         self.compatibility = nn.Parameter(torch.zeros(out_channels, out_channels))
         self.passes = nn.Buffer(torch.zeros((), dtype=torch.long))
         self._passes = Passes()
-        self._labels: tuple[Tensor, Tensor] | None = None
-
-    def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Stores the training labels, from which the compatibility is estimated."""
-        self._labels = class_labels("cpgnn", y, train_index)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; during pretraining the outputs of the MLP."""
