@@ -109,7 +109,7 @@ class FSGNN(Encoder):
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         count = 2 * self.num_layers + 1
-        self.maps = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
+        self.maps: Any = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
         self.selection = nn.Parameter(torch.ones(count))
         self.output = nn.Linear(count * hidden_channels, out_channels)
 
@@ -118,7 +118,6 @@ class FSGNN(Encoder):
         bare, looped, shares = observed.loopless, observed.looped, torch.softmax(self.selection, 0)
         parts = []
         for m, layer in enumerate(self.maps):
-            assert isinstance(layer, nn.Linear)
             z = mapped(layer.weight, x)
             # Matrices 2k - 1 and 2k have k hops, without and with self-loops.
             graph = bare if m % 2 else looped
@@ -291,14 +290,14 @@ class Perceptron(nn.Module):
 
     def __init__(self, sizes: list[int], dropout: float) -> None:
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.maps: Any = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:-1])
         self.dropout = dropout
 
     def forward(self, z: Features) -> Tensor:
         for layer, norm in zip(self.maps, self.norms, strict=False):
-            z = dropout(norm(functional.relu(linear(layer, z))), self.dropout, self.training)  # type: ignore[arg-type]
-        return linear(self.maps[-1], z)  # type: ignore[arg-type]
+            z = dropout(norm(functional.relu(linear(layer, z))), self.dropout, self.training)
+        return linear(self.maps[-1], z)
 
 
 class LINKX(Encoder):
