@@ -20,7 +20,8 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import Array, as_array, is_labelled, with_common_dtype
+from difformer.estimators.labels import as_array, is_labelled, with_common_dtype
+from difformer.estimators.population import Array
 
 
 def cross_validate(

@@ -386,7 +386,8 @@ class Program(nn.Module):
     def __init__(self, fitted: Predictor) -> None:
         super().__init__()
         self.fitted = copy.deepcopy(fitted)
-        self.fitted.given = self.fitted.search = points = None
+        self.fitted.given = self.fitted.search = None
+        points: Tensor | None = None
         if (search := fitted.search) is not None:
             self.k, self.by_cosine = search.k, search.is_sparse
             if not self.by_cosine:

@@ -76,7 +76,8 @@ class SGFormer(Encoder):
         self.local: Any = nn.ModuleList(
             nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(self.num_layers)
         )
-        for layer in self.local:
+        layers: Any = self.local
+        for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         self.local_norms = nn.ModuleList(make_norm(self.local_norm, hidden_channels) for _ in range(self.num_layers))
