@@ -106,9 +106,15 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
 
 def _by_number(model: Any) -> Any:
     """A fitted model whose features are the numbers of fitted rows, and whose answers are what `fit` stored of them."""
+
+    def predict(rows: Array) -> Any:  # scikit-learn goes by the names of these functions
+        return model.transduction_[rows]
+
+    def predict_proba(rows: Array) -> Any:
+        return model.label_distributions_[rows]
+
     answers = copy.copy(model)
-    answers.predict = lambda rows: model.transduction_[rows]
-    answers.predict_proba = lambda rows: model.label_distributions_[rows]
+    answers.predict, answers.predict_proba = predict, predict_proba
     return answers
 
 
