@@ -79,6 +79,11 @@ class Watch:
             self._told = True
             self._report(f"rank {self.rank} ({self._where(self.rank)}) failed: {type(error).__name__}: {error}")
 
+    def wait(self, seconds: float) -> str | None:
+        """What has failed, if that becomes known within that time."""
+        self._found.wait(seconds)
+        return self.failure
+
     def _known(self, rank: int) -> dict[str, Any]:
         key = f"difformer/where/{rank}"
         if rank not in self._places and self.store.check([key]):
@@ -178,5 +183,5 @@ def name_lost_rank(watch: Watch | None) -> Iterator[None]:
     except RuntimeError as error:
         if watch is None:
             raise
-        watch._found.wait(SILENCE + 3 * BEAT)
-        raise RankLostError(watch.failure or f"an unknown rank of the group is gone: {error}") from error
+        named = watch.wait(SILENCE + 3 * BEAT)
+        raise RankLostError(named or f"an unknown rank of the group is gone: {error}") from error
