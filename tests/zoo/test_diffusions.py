@@ -8,7 +8,7 @@ from difformer.attention.segments import Segments
 from difformer.diffusion import EdgeAttention, diffuse
 from difformer.zoo import graph_diffusion
 from difformer.zoo.edge_diffusion import integrate
-from difformer.zoo.graph_diffusion import Diffusion, diffused, heat_filter, pagerank_filter
+from difformer.zoo.graph_diffusion import Diffusion, diffused, make_filter
 
 
 def problem(nodes=20, edges=50, seed=0, directed=False):
@@ -137,7 +137,7 @@ def test_heat_filter_is_the_exponential(value, directed):
     x, edge_index, weight = problem(directed=directed)
     graph = Graph(edge_index, 20, weight)
     laplacian = torch.eye(20, dtype=torch.float64) - transition(graph)
-    found = heat_filter(value, not directed)(graph.propagate, x.double())
+    found = make_filter("heat", value, not directed)(graph.propagate, x.double())
     torch.testing.assert_close(found, torch.linalg.matrix_exp(-value * laplacian) @ x.double(), rtol=1e-6, atol=1e-6)
 
 
@@ -147,10 +147,10 @@ def test_pagerank_filter_is_the_inverse(value, directed):
     x, edge_index, weight = problem(directed=directed)
     graph = Graph(edge_index, 20, weight)
     inverse = torch.linalg.inv(torch.eye(20, dtype=torch.float64) - (1 - value) * transition(graph))
-    polynomial = pagerank_filter(value, not directed)
+    polynomial = make_filter("ppr", value, not directed)
     torch.testing.assert_close(polynomial(graph.propagate, x.double()), value * inverse @ x.double(), rtol=0, atol=1e-5)
     if not directed:  # far fewer products than a power iteration makes
-        assert len(polynomial.coefficients) < 0.7 * len(pagerank_filter(value, False).coefficients) + 5
+        assert len(polynomial.coefficients) < 0.7 * len(make_filter("ppr", value, False).coefficients) + 5
 
 
 @pytest.mark.parametrize("directed", [False, True])

@@ -105,22 +105,18 @@ class SharedGraphsFeed(GraphsFeed):
 
     def steps(self, epoch: int) -> Iterator[Step]:
         for graphs in self.batches.order(epoch):
-            yield self._step(graphs, graphs.numel() / self.batches.index.numel())
-
-    def _step(self, graphs: Tensor, part: float) -> Step:
-        shares = graphs.tensor_split(self.ranks.size)
-        own, before = shares[self.ranks.rank], torch.cat([graphs[:0], *shares[: self.ranks.rank]])
-        # A rank without a graph takes the first one without its label: a step that adds nothing.
-        idle = not own.numel()
-        batch, sizes = self.batches.batch(graphs[:1] if idle else own), self.batches.node_ptr.diff()
-        first = 0 if idle else int(sizes[before].sum())
-        targets = batch.y
-        if idle:
-            targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else -1)
-        mass = float(self.mass(self.task.y[graphs]))
-        numbers = first + torch.arange(batch.x.shape[0], device=self.device)
-        weight: dict[str, Any] = {"share": 1 / mass, "part": part / mass, "numbers": numbers}
-        return Step(self._inputs(batch), targets.to(self.device), **weight)
+            shares = graphs.tensor_split(self.ranks.size)
+            own, before = shares[self.ranks.rank], torch.cat([graphs[:0], *shares[: self.ranks.rank]])
+            # A rank without a graph takes the first one without its label: a step that adds nothing.
+            idle = not own.numel()
+            batch, sizes = self.batches.batch(graphs[:1] if idle else own), self.batches.node_ptr.diff()
+            targets, first = batch.y, 0 if idle else int(sizes[before].sum())
+            if idle:
+                targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else -1)
+            mass, part = float(self.mass(self.task.y[graphs])), graphs.numel() / self.batches.index.numel()
+            numbers = first + torch.arange(batch.x.shape[0], device=self.device)
+            weight: dict[str, Any] = {"share": 1 / mass, "part": part / mass, "numbers": numbers}
+            yield Step(self._inputs(batch), targets.to(self.device), **weight)
 
     def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
         """``[G, …]`` of all graphs, on every rank."""

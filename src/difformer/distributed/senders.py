@@ -82,10 +82,6 @@ class Plan:
         """Starts to fetch the halo rows of ``z [n, …]``."""
         return self.ranks.exchange(z.index_select(0, self.send_rows), self.sends, self.takes, kind)
 
-    def give_back(self, halo: Tensor) -> Exchange:
-        """Starts to fetch what other ranks have for the rows that this rank sent, in the order of `send_rows`."""
-        return self.ranks.exchange(halo, self.takes, self.sends, "boundary")
-
 
 class ShardedGraph:
     """Edges into the n own nodes of one rank: ``source [E]``, 0 … n - 1 own and from n on halo rows, ``target [E]``.
@@ -143,7 +139,9 @@ class _Propagate(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan, grad = ctx.plan, grad.contiguous()
         away = grad.new_empty(plan.halo, grad.shape[1])
-        back = plan.give_back(add_product(ctx.outer.columns, grad, away, beta=0))
+        # What other ranks have for the rows that this rank sent, in the order of `send_rows`.
+        halo = add_product(ctx.outer.columns, grad, away, beta=0)
+        back = plan.ranks.exchange(halo, plan.takes, plan.sends, "boundary")
         out = add_product(ctx.inner.columns, grad, torch.empty_like(grad), beta=0)
         return out.index_add_(0, plan.send_rows, back.wait()), None, None, None
 

@@ -20,7 +20,8 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import Array, as_array, is_labelled, with_common_dtype
+from difformer.estimators.labels import as_array, is_labelled, with_common_dtype
+from difformer.estimators.population import Array
 
 
 def cross_validate(
@@ -106,7 +107,7 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
 def _by_number(model: Any) -> Any:
     """A fitted model whose features are the numbers of fitted rows, and whose answers are what `fit` stored of them."""
 
-    def predict(rows: Array) -> Any:
+    def predict(rows: Array) -> Any:  # scikit-learn goes by the names of these functions
         return model.transduction_[rows]
 
     def predict_proba(rows: Array) -> Any:

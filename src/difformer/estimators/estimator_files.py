@@ -117,10 +117,8 @@ OF_TYPE = {
     ("float64", "above 0"): "temperature, scale F",
     ("float64", "of at least 0"): "given.data e, given.degree n",
     ("float64", "from 0 to 1"): "share T, of.label_distributions_ NT",
-    (
-        "float32",
-        "",
-    ): "search.points nF, members.memories.sent nC, members.memories.keys pHC, members.memories.values pHC",
+    ("float32", ""): "search.points nF, members.memories.sent nC, members.memories.keys pHC, "
+    "members.memories.values pHC",
     ("float32", "of at least 0"): "members.memories.weight p",
     ("int", "of at least 0"): "search.indices s, search.indptr r, given.indices e, given.indptr q",
     ("int64", ""): "given.digests n2",
@@ -388,10 +386,19 @@ class Program(nn.Module):
     def __init__(self, fitted: Predictor) -> None:
         super().__init__()
         self.fitted = copy.deepcopy(fitted)
-        self.fitted.given = self.fitted.search = points = None
+        self.fitted.given = self.fitted.search = None
+        points: Tensor | None = None
         if (search := fitted.search) is not None:
             self.k, self.by_cosine = search.k, search.is_sparse
-            points = nn.functional.normalize(_dense(search.matrix), dim=1) if self.by_cosine else search.points
+            if not self.by_cosine:
+                points = search.points
+            elif math.prod(search.shape) > LARGEST_DENSE:
+                raise UserError(
+                    f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
+                    f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+                )
+            else:
+                points = nn.functional.normalize(torch.from_numpy(search.matrix.toarray()), dim=1)
         self.points = None if points is None else nn.Buffer(points)
         self.degree = None if fitted.given is None or fitted.given.directed else nn.Buffer(fitted.given.degree)
 
@@ -419,15 +426,6 @@ class Program(nn.Module):
         chosen = nearer | (level & (level.cumsum(1) <= k - nearer.sum(1, keepdim=True)))
         rows = chosen.float().topk(k).indices.sort(1).values
         return rows.gather(1, distance.gather(1, rows).sort(dim=1, stable=True).indices)
-
-
-def _dense(rows: Any) -> Tensor:
-    if math.prod(rows.shape) > LARGEST_DENSE:
-        raise UserError(
-            f"the {rows.shape[0]} × {rows.shape[1]} sparse rows that neighbours are searched among are too many for an "
-            f"exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
-        )
-    return torch.from_numpy(rows.toarray())
 
 
 def export_program(estimator: Any, path: str | Path) -> None:

@@ -20,8 +20,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 from difformer.data import is_missing
 from difformer.data.own.cell_values import gap_words, label_text
 from difformer.errors import UserError
-
-Array = np.ndarray[Any, Any]
+from difformer.estimators.population import Array
 
 UNLABELLED = -1
 

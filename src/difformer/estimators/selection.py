@@ -16,8 +16,9 @@ three standard errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.data import Split, Task, index_split
+from difformer.estimators.population import Array
 from difformer.estimators.recipe import ENOUGH, Recipe
 from difformer.nn import DIFFormer
 from difformer.training import EpochEvent, RunRecord
 from difformer.training.devices import resolve
-from difformer.training.feeds import BatchesFeed, Inputs, NodesFeed, features, graph_of
+from difformer.training.feeds import BatchesFeed, NodesFeed, inputs_of
 from difformer.training.loop import Trainer
 from difformer.training.metrics import Metric
 from difformer.training.randomness import private_rng
 
-Array = np.ndarray[Any, Any]
 Side = str | None  # "knn", "given", or None for no graph
 EdgeList = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
 NO_EDGES: EdgeList = (None, None)
@@ -132,7 +133,7 @@ def train(
     if problem.weight is not None:  # one more column of the targets, so that any batch has it
         packed = torch.cat([y.double().reshape(rows, -1), problem.weight.double().unsqueeze(1)], 1)
         fed = replace(task, y=packed, problem="regression", metric="mse", num_outputs=packed.shape[1])
-        loss = weighted_loss(classes=problem.classes)
+        loss = partial(weighted_loss, classes=problem.classes)
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
     batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
     config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
@@ -164,26 +165,21 @@ class PartsFeed(BatchesFeed):
         """``[N, C]``, always in the partition of epoch 0; training begins with epoch 1."""
         parts, places = [], []
         for batch in self.partitions.epoch(0):
-            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
-            parts.append(Inputs(features(batch.x, self.device), graph).outputs(model))
+            parts.append(inputs_of(batch, self.device).outputs(model))
             places.append(batch.nodes.to(self.device))
         return torch.cat(parts)[torch.cat(places).argsort()]
 
 
-def weighted_loss(*, classes: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def weighted_loss(outputs: Tensor, targets: Tensor, *, classes: bool) -> Tensor:
     """Cross-entropy or squared error; the last column of its targets holds the weights of the rows."""
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        wanted, weight = targets[:, :-1].to(outputs.dtype), targets[:, -1:].to(outputs.dtype)
-        if classes:
-            each = functional.cross_entropy(outputs, wanted[:, 0].long(), reduction="none").unsqueeze(1)
-        else:
-            known = ~wanted.isnan()
-            each, weight = torch.where(known, outputs - wanted, 0.0).square(), weight * known
-        # The rows of a mini-batch may all have weight zero; its loss is then zero.
-        return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)
-
-    return loss
+    wanted, weight = targets[:, :-1].to(outputs.dtype), targets[:, -1:].to(outputs.dtype)
+    if classes:
+        each = functional.cross_entropy(outputs, wanted[:, 0].long(), reduction="none").unsqueeze(1)
+    else:
+        known = ~wanted.isnan()
+        each, weight = torch.where(known, outputs - wanted, 0.0).square(), weight * known
+    # The rows of a mini-batch may all have weight zero; its loss is then zero.
+    return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)
 
 
 @dataclass

@@ -117,8 +117,7 @@ def _reset_peak() -> int | None:
 
 def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:
     """Peak memory of one epoch of training, without evaluation."""
-    with isolated_rng(device):
-        torch.manual_seed(seed)
+    with isolated_rng(device, seed):
         trainer = Trainer(task, split_of(task, seed), config, seed, device)
         trainer.train_epoch()  # the first epoch also allocates what stays
         with peak_memory(device, added=False) as peak:
@@ -153,8 +152,7 @@ def epoch_cost(
             torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
-    with isolated_rng(device):
-        torch.manual_seed(seed)
+    with isolated_rng(device, seed):
         trainer = Trainer(task, split_of(task, seed), config, seed, device)
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1

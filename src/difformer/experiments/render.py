@@ -32,20 +32,17 @@ _BY_LAYER = {
 
 def score(row: Row, what: str = "test", *, count: bool = True) -> str:
     """``"82.38 ± 1.31 (10)"``; if runs are missing, of how many, and why."""
-    mean = row.mean(what)
+    mean, n, why = row.mean(what), len(row.values(what)), row.reason if what in ("test", "epoch_seconds") else ""
     if mean is None:
-        return (row.reason if what == "test" else "") or NONE
-    factor, n = row.factor(what), len(row.values(what))
+        return why or NONE
+    factor = row.factor(what)
     digits = 2 if factor == 100 else 3 if abs(mean) >= 0.01 or mean == 0 else 6
-    spread = f" ± {factor * row.std(what):.{digits}f}" if n > 1 else ""
-    return f"{factor * mean:.{digits}f}{spread}" + (_count(row, n, what == "test") if count else "")
-
-
-def _count(row: Row, n: int, why: bool) -> str:
+    of_mean, of_spread = (".3g", ".2g") if what == "epoch_seconds" else (f".{digits}f",) * 2
+    found = f"{factor * mean:{of_mean}}" + (f" ± {factor * row.std(what):{of_spread}}" if n > 1 else "")
     some = n < row.data.seeds
     said = f"{n} of {row.data.seeds}" if some else str(n)
-    said += f"; {row.reason}" if why and some and row.planned and row.reason else ""
-    return f" ({said})" + " †" * (row.preset == UNTUNED and why)
+    said += f"; {why}" if why and some and row.planned else ""
+    return found + (f" ({said})" + " †" * (row.preset == UNTUNED and what == "test") if count else "")
 
 
 def difference(row: Row, figure: str | None) -> str:
@@ -98,19 +95,12 @@ def _cost_columns(section: Section) -> dict[str, Callable[[Row], str]]:
     base = next((row for row in gcn if row.n), None)
     published = next((mean_of(row.paper) for row in gcn if row.paper), None)
 
-    def seconds(row: Row) -> str:
-        mean = row.mean("epoch_seconds")
-        if mean is None:
-            return row.reason or NONE
-        spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
-        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')}"
-
     def relative(row: Row) -> str:
         comparable = base is not None and row.device == base.device
         return _ratio(row.mean("epoch_seconds"), base.mean("epoch_seconds")) if base and comparable else NONE
 
     return {
-        "seconds per epoch, mean ± std (n)": seconds,
+        "seconds per epoch, mean ± std (n)": partial(score, what="epoch_seconds"),
         "× GCN": relative,
         "paper, seconds": lambda row: row.paper or NONE,
         "paper, × GCN": lambda row: _ratio(mean_of(row.paper), published),

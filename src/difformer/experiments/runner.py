@@ -169,7 +169,7 @@ def _untrained(cell: Cell, task: Task, seed: int) -> RunRecord:
     metric = find_metric(cell.data.settings.get("metric", task.metric), task.problem)
     train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
     seconds, name = time.perf_counter() - started, metric.name
-    return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
+    return RunRecord(seed, split.name, name, 0, train, valid, test, [], seconds, {}, outputs.float())
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Callable[[str], None]) -> Outcome:

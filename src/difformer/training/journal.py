@@ -13,7 +13,6 @@ from torch import Tensor
 from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.training.config import TrainConfig
-from difformer.training.metrics import Metric
 from difformer.training.record import Row, RunRecord
 
 PARTS = ("train", "valid", "test")
@@ -58,13 +57,6 @@ def divergence(rows: Sequence[Row], broken: int, config: TrainConfig) -> NonFini
 def parts_of(task: Task, split: Split, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
     """Indices and targets of training, validation and test part, on a device."""
     return {name: (index.to(device), task.y[index].to(device)) for name, index in split.parts().items()}
-
-
-def record_of(
-    seed: int, split: Split, metric: Metric, epoch: int, best: Measured, history: list[Row], **more: Any
-) -> RunRecord:
-    more |= {**best, "loss": history[-1]["loss"] if history else math.nan, "history": history}
-    return RunRecord(seed, split.name, metric.name, epoch, **more)
 
 
 Ended = RunRecord | NonFiniteLossError  # how a run of a stack ends

@@ -29,7 +29,7 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedE
 from difformer.training.devices import precision, resolve
 from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import NOTHING, PARTS, Measured, NonFiniteLossError, divergence, parts_of, record_of
+from difformer.training.journal import NOTHING, PARTS, Measured, NonFiniteLossError, divergence, parts_of
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import ONE_PROCESS, Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -255,8 +255,8 @@ class Trainer:
         if self.ranks is ONE_PROCESS:  # a rank may see only its own rows
             notes += warning_signs(self.task, self.split, found, journal.metric.name)
         more: dict[str, Any] = {"state": state, "outputs": found, "status": status, "notes": tuple(notes)}
-        best = (journal.best_epoch, journal.best, journal.history)
-        return record_of(self.seed, self.split, journal.metric, *best, seconds=self.seconds, **more)
+        more |= {**journal.best, "history": journal.history, "seconds": self.seconds}
+        return RunRecord(self.seed, self.split.name, journal.metric.name, journal.best_epoch, **more)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
         """One more epoch, without evaluation; `whole_outputs` is its forward pass if that has been made."""

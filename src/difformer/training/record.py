@@ -37,7 +37,6 @@ class RunRecord:
     train: float  #: Metric at that epoch on the training part; NaN if the part is empty, as below.
     valid: float  #: On validation.
     test: float  #: On test.
-    loss: float  #: Training loss of the last epoch.
     history: list[Row]  #: One row per epoch: epoch, loss and, if it was evaluated, train, valid and test.
     seconds: float  #: Time spent training and evaluating.
     state: dict[str, Tensor] = field(repr=False)  #: Parameters and buffers of the best epoch, on the CPU.
@@ -49,6 +48,11 @@ class RunRecord:
     def epochs(self) -> int:
         """Epochs that were trained."""
         return int(self.history[-1]["epoch"]) if self.history else 0
+
+    @property
+    def loss(self) -> float:
+        """Training loss of the last epoch."""
+        return float(self.history[-1]["loss"]) if self.history else float("nan")
 
     def result(self) -> dict[str, Any]:
         """Everything but tensors and history, for ``result.json`` and tables."""

@@ -261,22 +261,19 @@ class RunFolder:
 
     def task(self, given: Task | None = None) -> Task:
         """The task of the run, loaded again or as given; refused if it is not the same."""
-        if given is None and self.source is None:
+        source, task = self.source, given
+        if source is not None and task is None:
+            # Labels that were classes are classes, whatever would be guessed today.
+            if source.files and self.about["data"]["problem"] == "multiclass" and source.options.get("problem") is None:
+                source = replace(source, options={**source.options, "problem": "multiclass"})
+            task = source.load()
+        if task is None:
             raise RunFolderError(f"{self.path} was trained on a task object; pass that task again: task=…")
-        task = self._load() if given is None else given
         self._check_data(task)
         stored = self.file(None, PREPROCESSING)
         if task.preprocessing is None or not stored.is_file():
             return task
         return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
-
-    def _load(self) -> Task:
-        """The task from its source; labels that were classes are classes, whatever would be guessed today."""
-        source = self.source
-        assert source is not None
-        if source.files and self.about["data"]["problem"] == "multiclass" and source.options.get("problem") is None:
-            source = replace(source, options={**source.options, "problem": "multiclass"})
-        return source.load()
 
     def _check_data(self, task: Task) -> None:
         expected, found = self.about["data"]["fingerprint"], task.fingerprint()

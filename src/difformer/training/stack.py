@@ -33,14 +33,14 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.devices import precision, resolve
 from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.feeds import ADDED, NodesFeed, Step, make_feed
-from difformer.training.journal import AT_ONCE, PARTS, RECORDABLE, Ended, Run, divergence, parts_of, record_of
+from difformer.training.journal import AT_ONCE, PARTS, RECORDABLE, Ended, Run, divergence, parts_of
 from difformer.training.loop import Save, Stop
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, Status, warning_signs
+from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find, options_of
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
@@ -235,11 +235,6 @@ class StackModel:
             for module, name, value in self._holders:
                 setattr(module, name, value)
 
-    def state_of(self, run: int, flat: Tensor, buffers: Tensors) -> dict[str, Tensor]:
-        """Parameters and buffers of one run, on the CPU, as its own model would save them."""
-        rows = {**self.parameters(flat), **buffers}
-        return {name: rows[name][run].detach().cpu().clone() for name in self.names}
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -337,7 +332,8 @@ class StackJournal:
         """
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
-        flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
+        state = self.model.parameters(self.best_flat.cpu())
+        state |= {name: value.cpu() for name, value in self.best_buffers.items()}
         found: list[Ended] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
@@ -347,15 +343,17 @@ class StackJournal:
             for at in self.measured_at:
                 if at <= len(rows):
                     rows[at - 1] |= {name: values[at - 1][p][i] for p, name in enumerate(PARTS)}
-            split, scores = self.task.splits[run.split], dict(zip(PARTS, best[i], strict=True))
+            split = self.task.splits[run.split]
             more: dict[str, Any] = {
+                **dict(zip(PARTS, best[i], strict=True)),
+                "history": rows,
                 "seconds": seconds / len(self.runs),
-                "state": self.model.state_of(i, flat, buffers),
+                "state": {name: state[name][i].clone() for name in self.model.names},
                 "outputs": outputs[i].clone(),
                 "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
                 "notes": (*self.notes, *warning_signs(self.task, split, outputs[i].float(), self.metric.name)),
             }
-            found.append(record_of(run.seed, split, self.metric, best_epoch[i], scores, rows, **more))
+            found.append(RunRecord(run.seed, split.name, self.metric.name, best_epoch[i], **more))
         return found
 
 

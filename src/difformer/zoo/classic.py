@@ -160,19 +160,19 @@ class GraphSAGE(Stack):
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
-        self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
-        self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
+        self.own: Any = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
+        self.neighbours: Any = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
         self.output = nn.Linear((1 if self.linear_head else 2) * self.sizes[-1], out_channels)
 
     def maps(self, k: int) -> list[Tensor]:
-        return [self.own[k].weight, self.neighbours[k].weight]  # type: ignore[list-item]
+        return [self.own[k].weight, self.neighbours[k].weight]
 
     def mean(self, z: Tensor, graph: Graph | None) -> Tensor:
         """The weighted mean over neighbours; zero for a node without neighbours."""
         return torch.zeros_like(z) if graph is None else graph.propagate(z, "random_walk")
 
     def combine(self, k: int, products: list[Tensor], graph: Graph | None) -> Tensor:
-        return products[0] + self.own[k].bias + self.mean(products[1], graph)  # type: ignore[operator]
+        return products[0] + self.own[k].bias + self.mean(products[1], graph)
 
     def last_layer(self, z: Tensor, graph: Graph | None) -> Tensor:
         return torch.cat([z, self.mean(z, graph)], 1)
@@ -229,7 +229,7 @@ class GAT(Stack):
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         self.heads, self.hidden_channels = check_heads(self.num_heads, hidden_channels), hidden_channels
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             GATLayer(size, hidden_channels // self.heads, self.heads) for size in self.sizes[:-1]
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(hidden_channels)) for _ in self.sizes[1:])
@@ -251,11 +251,10 @@ class GAT(Stack):
         return edge_sum(dropout(layer.weights(values, graph), rate, self.training), v, graph)
 
     def maps(self, k: int) -> list[Tensor]:
-        return [self.layers[k].linear.weight]  # type: ignore[union-attr, list-item]
+        return [self.layers[k].linear.weight]
 
     def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
         layer = self.layers[k]
-        assert isinstance(layer, GATLayer)
         values = products[0].unflatten(1, layer.shape)
         return self.attend(layer, values, values, graph).flatten(1) + self.biases[k]
 
@@ -303,11 +302,11 @@ class GIN(Stack):
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
         layer = partial(GINLayer, eps=self.eps, learn_eps=self.learn_eps, norm=self.norm)
-        self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.sizes))
+        self.layers: Any = nn.ModuleList(layer(a, b) for a, b in pairwise(self.sizes))
         self.output = nn.Linear(self.sizes[-1], out_channels)
 
     def maps(self, k: int) -> list[Tensor]:
-        return [self.layers[k].first.weight]  # type: ignore[union-attr, list-item]
+        return [self.layers[k].first.weight]
 
     def combine(self, k: int, products: list[Tensor], graph: Graph | None) -> Tensor:
         return self.layers[k](products[0], graph)

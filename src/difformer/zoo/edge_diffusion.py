@@ -16,7 +16,7 @@ from torch.nn import functional
 from difformer.diffusion.coupling import EdgeAttention
 from difformer.diffusion.dynamics import Transform, flow
 from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
+from difformer.errors import UserError, require
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
@@ -36,10 +36,7 @@ def integrate(
         return target(z) - z
 
     if method == "dopri5":
-        try:
-            from torchdiffeq import odeint
-        except ImportError as missing:
-            raise ImportError("method='dopri5' needs torchdiffeq: pip install 'difformer[ode]'") from missing
+        odeint = require("torchdiffeq", extra="ode", purpose="method='dopri5'").odeint
         times = torch.tensor([0.0, float(steps * step)], dtype=z.dtype, device=z.device)
         return odeint(lambda _, states: rate(states), z, times, method="dopri5", rtol=tolerance, atol=tolerance)[-1]
     for _ in range(steps):

@@ -276,6 +276,16 @@ def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]
     return known, y[known]
 
 
+class Labelled(Encoder):
+    """An encoder that is given the classes of one graph's nodes by `observe` before it is trained."""
+
+    _labels: tuple[Tensor, Tensor] | None = None  # the nodes with a known class, and their classes
+
+    def observe(self, y: Tensor, train_index: Tensor) -> None:
+        """Stores the training labels."""
+        self._labels = class_labels(type(self).__name__.lower(), y, train_index)
+
+
 # ---- memory, and counts of passes
 
 

@@ -72,20 +72,16 @@ class Filter:
 
 
 @lru_cache(maxsize=64)
-def heat_filter(time: float, undirected: bool = True, tolerance: float = FILTER_TOLERANCE) -> Filter:
-    """e^{-tL}."""
+def make_filter(kernel: str, rate: float, undirected: bool, tolerance: float = FILTER_TOLERANCE) -> Filter:
+    """e^{-tL} (``"heat"``) or α (I - (1 - α) T)^{-1} (``"ppr"``); `rate` is t or α."""
+    if kernel == "heat":
+        if undirected:
+            return _expanded(lambda x: np.exp(rate * (x - 1)), tolerance)
+        # Poisson weights: all positive, and together one.
+        return _powers(lambda k: math.exp(k * math.log(rate) - rate - math.lgamma(k + 1)), tolerance)
     if undirected:
-        return _expanded(lambda x: np.exp(time * (x - 1)), tolerance)
-    # Poisson weights: all positive, and together one.
-    return _powers(lambda k: math.exp(k * math.log(time) - time - math.lgamma(k + 1)), tolerance)
-
-
-@lru_cache(maxsize=64)
-def pagerank_filter(teleport: float, undirected: bool = True, tolerance: float = FILTER_TOLERANCE) -> Filter:
-    """α (I - (1 - α) T)^{-1}."""
-    if undirected:
-        return _expanded(lambda x: teleport / (1 - (1 - teleport) * x), tolerance)
-    return _powers(lambda k: teleport * (1 - teleport) ** k, tolerance)
+        return _expanded(lambda x: rate / (1 - (1 - rate) * x), tolerance)
+    return _powers(lambda k: rate * (1 - rate) ** k, tolerance)
 
 
 def _expanded(function: Callable[[np.ndarray], np.ndarray], tolerance: float) -> Filter:
@@ -204,11 +200,8 @@ def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | No
 
 def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Part]:
     """S, a block of rows at a time, as columns of f(Tᵀ)."""
-    undirected = is_undirected(graph)
-    if diffusion.kernel == "heat":
-        spread = heat_filter(diffusion.time, undirected, TOLERANCE)
-    else:
-        spread = pagerank_filter(diffusion.teleport, undirected, TOLERANCE)
+    rate = diffusion.time if diffusion.kernel == "heat" else diffusion.teleport
+    spread = make_filter(diffusion.kernel, rate, is_undirected(graph), TOLERANCE)
     forward = graph.matrix(diffusion.transition)
     backward = SparseMatrix(forward.shape, forward.columns, forward.rows)
     size = max(1, BLOCK_ENTRIES // graph.num_nodes)
@@ -258,4 +251,4 @@ class GraphHeat(GCN):
         return observed.edges
 
     def last_layer(self, z: Tensor, graph: Graph) -> Tensor:
-        return heat_filter(self.time, is_undirected(graph))(graph.propagate, z)
+        return make_filter("heat", self.time, is_undirected(graph))(graph.propagate, z)

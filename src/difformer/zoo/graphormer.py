@@ -64,7 +64,7 @@ class Graphormer(Encoder):
         self.distance = nn.Embedding(self.max_distance + 2, self.num_heads)
         for table in (self.in_degree, self.out_degree, self.distance):
             nn.init.normal_(table.weight, std=0.02)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             Layer(hidden_channels, self.widening * hidden_channels) for _ in range(self.num_layers)
         )
         self.norm = nn.LayerNorm(hidden_channels)
@@ -91,7 +91,6 @@ class Graphormer(Encoder):
         hops = observed.once(self._distances, (most,), lambda: hop_distances(observed, most))
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
             q, k, v = layer.qkv(layer.norm(z)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
             attended = by_graph(self._heads, segments, hops, q, k, v).flatten(1)
             z = z + dropout(layer.join(attended), self.dropout, self.training)

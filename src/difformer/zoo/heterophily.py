@@ -16,16 +16,7 @@ from difformer.kernels.rows import unit_rows
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Features
 from difformer.result_cache import ResultCache
-from difformer.zoo.encoder import (
-    Encoder,
-    Observed,
-    Passes,
-    Penalised,
-    class_labels,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Labelled, Observed, Passes, Penalised, one_of, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import linear, mapped
 from difformer.zoo.node_pairs import by_graph
 
@@ -118,7 +109,7 @@ class FSGNN(Encoder):
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         count = 2 * self.num_layers + 1
-        self.maps = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
+        self.maps: Any = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
         self.selection = nn.Parameter(torch.ones(count))
         self.output = nn.Linear(count * hidden_channels, out_channels)
 
@@ -127,7 +118,6 @@ class FSGNN(Encoder):
         bare, looped, shares = observed.loopless, observed.looped, torch.softmax(self.selection, 0)
         parts = []
         for m, layer in enumerate(self.maps):
-            assert isinstance(layer, nn.Linear)
             z = mapped(layer.weight, x)
             # Matrices 2k - 1 and 2k have k hops, without and with self-loops.
             graph = bare if m % 2 else looped
@@ -231,7 +221,7 @@ def estimated_compatibility(graph: Graph, prior: Tensor, labels: Tensor, index: 
     return sinkhorn(known.T @ graph.propagate(beliefs, "none")[index])
 
 
-class CPGNN(Penalised):
+class CPGNN(Penalised, Labelled):
     r"""CPGNN (Zhu et al., AAAI 2021): linearised propagation of the beliefs of an MLP.
 
     .. math::
@@ -259,11 +249,6 @@ class CPGNN(Penalised):
         self.compatibility = nn.Parameter(torch.zeros(out_channels, out_channels))
         self.passes = nn.Buffer(torch.zeros((), dtype=torch.long))
         self._passes = Passes()
-        self._labels: tuple[Tensor, Tensor] | None = None
-
-    def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Stores the training labels, from which the compatibility is estimated."""
-        self._labels = class_labels("cpgnn", y, train_index)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; during pretraining the outputs of the MLP."""
@@ -305,14 +290,14 @@ class Perceptron(nn.Module):
 
     def __init__(self, sizes: list[int], dropout: float) -> None:
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.maps: Any = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:-1])
         self.dropout = dropout
 
     def forward(self, z: Features) -> Tensor:
         for layer, norm in zip(self.maps, self.norms, strict=False):
-            z = dropout(norm(functional.relu(linear(layer, z))), self.dropout, self.training)  # type: ignore[arg-type]
-        return linear(self.maps[-1], z)  # type: ignore[arg-type]
+            z = dropout(norm(functional.relu(linear(layer, z))), self.dropout, self.training)
+        return linear(self.maps[-1], z)
 
 
 class LINKX(Encoder):

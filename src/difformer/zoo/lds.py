@@ -26,12 +26,12 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Features
 from difformer.sparse import SparseMatrix
-from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
+from difformer.zoo.encoder import Labelled, Observed, class_labels, one_of, option, refuse_beyond_memory
 from difformer.zoo.linear_maps import mapped
 from difformer.zoo.neighbour_graph import neighbour_graph
 
 
-class LDS(Encoder):
+class LDS(Labelled):
     r"""A graph convolutional network on graphs drawn from learned edge probabilities.
 
     Each training pass of the network draws a new graph. Every `outer_every` passes, one outer step updates θ: a second
@@ -70,12 +70,7 @@ class LDS(Encoder):
         self.theta: Tensor = nn.Buffer(torch.empty(0, 0))  # resized in the first pass, or by a saved model
         self.seen: Tensor = nn.Buffer(torch.zeros(in_channels))
         self.passes: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
-        self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
-
-    def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Stores the training labels, which both parts of the bilevel problem use."""
-        self._labels = class_labels("lds", y, train_index)
 
     @property
     def observe_validation(self) -> Callable[[Tensor, Tensor], None] | None:

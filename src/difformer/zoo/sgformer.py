@@ -2,6 +2,8 @@ r"""SGFormer of Wu et al. (NeurIPS 2023): one layer of linear all-pair attention
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -67,15 +69,15 @@ class SGFormer(Encoder):
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         wide = self.num_heads * hidden_channels
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.attention = nn.ModuleList(
+        self.attention: Any = nn.ModuleList(
             nn.ModuleList(nn.Linear(hidden_channels, wide) for _ in range(3)) for _ in range(self.attention_layers)
         )
         self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.attention_layers + 1))
-        self.local = nn.ModuleList(
+        self.local: Any = nn.ModuleList(
             nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(self.num_layers)
         )
-        for layer in self.local:
-            assert isinstance(layer, nn.Linear)
+        layers: Any = self.local
+        for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         self.local_norms = nn.ModuleList(make_norm(self.local_norm, hidden_channels) for _ in range(self.num_layers))
@@ -85,7 +87,6 @@ class SGFormer(Encoder):
         graph = observed.looped
         local: Features = x
         for k, (layer, norm) in enumerate(zip(self.local, self.local_norms, strict=True)):
-            assert isinstance(layer, nn.Linear)
             spread = graph.propagate(mapped(layer.weight, local)) + layer.bias
             new = dropout(functional.relu(norm(spread)), self.dropout, self.training)
             local = new + local if self.local_residual and k and isinstance(local, Tensor) else new
@@ -93,7 +94,6 @@ class SGFormer(Encoder):
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = dropout(z, self.attention_dropout, self.training)
         for maps, norm in zip(self.attention, self.norms[1:], strict=True):
-            assert isinstance(maps, nn.ModuleList)
             q, k, v = (layer(z).unflatten(1, (self.num_heads, -1)) for layer in maps)
             attended = simple_attention(q, k, v, observed.segments).mean(1)
             z = norm(self.residual_weight * attended + (1 - self.residual_weight) * z)

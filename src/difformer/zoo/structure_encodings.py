@@ -26,10 +26,9 @@ def _identity(place: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
         yield columns, (place.unsqueeze(1) == torch.arange(start, columns.stop, device=place.device)).float()
 
 
-def _times(matrix: SparseMatrix, x: Tensor) -> Tensor:
-    """S X without gradients; also works inside torch.vmap."""
-    rows = matrix.rows
-    return torch.sparse_csr_tensor(rows.crow, rows.col, rows.value, matrix.shape, check_invariants=False) @ x
+def _matrix(row: Tensor, column: Tensor, value: Tensor, size: int) -> Tensor:
+    """S as torch's own sparse matrix, whose products have no gradients and also work inside torch.vmap."""
+    return SparseMatrix.from_entries(row, column, value, (size, size)).rows.as_tensor((size, size))
 
 
 def hop_distances(observed: Observed, most: int) -> Tensor:
@@ -43,14 +42,14 @@ def hop_distances(observed: Observed, most: int) -> Tensor:
     if graph is None:
         return found.scatter_(1, place.unsqueeze(1), 0)
     source, target = graph.edge_index
-    joined = SparseMatrix.from_entries(target, source, torch.ones(graph.num_edges, device=device), (num_nodes,) * 2)
+    joined = _matrix(target, source, torch.ones(graph.num_edges, device=device), num_nodes)
     for columns, front in _identity(place, width):
         reached = front > 0
         part = torch.where(reached, 0, found[:, columns])
         hops = 0
         while bool(front.any()):
             hops += 1
-            new = (_times(joined, front) > 0) & ~reached
+            new = (joined @ front > 0) & ~reached
             reached |= new
             part[new] = min(hops, most)
             front = new.float()
@@ -70,12 +69,12 @@ def return_probabilities(observed: Observed, steps: int) -> Tensor:
     total = weight.new_zeros(num_nodes).index_add(0, source, weight)
     share = weight / torch.where(total > 0, total, 1.0)[source]
     # Column c of the table is the distribution of walks that started at node c.
-    walk = SparseMatrix.from_entries(target, source, share, (num_nodes, num_nodes))
+    walk = _matrix(target, source, share, num_nodes)
     for _, at in _identity(place, width):
         own = at > 0
         rows = own.any(1)
         for s in range(steps):
-            at = _times(walk, at)
+            at = walk @ at
             back[rows, s] = at[own]
     return back
 
