@@ -246,14 +246,6 @@ def _(crow: Tensor, col: Tensor, value: Tensor, crow_t: Tensor, col_t: Tensor, v
     return x.new_empty(crow.shape[0] - 1, x.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[3:6], *inputs[:3])
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (None,) * 6 + (_matmul(*ctx.saved_tensors, grad),)
-
-
 def _vmap(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, int]:
     *matrix, x = tensors
     if any(dim is not None for dim in in_dims[:6]):
@@ -261,5 +253,8 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor
     return _side_by_side(lambda columns: _matmul(*matrix, columns), x, in_dims[6])
 
 
-_matmul.register_autograd(_backward, setup_context=_keep)
+_matmul.register_autograd(
+    lambda ctx, grad: (None,) * 6 + (_matmul(*ctx.saved_tensors, grad),),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[3:6], *inputs[:3]),
+)
 _matmul.register_vmap(_vmap)

@@ -181,7 +181,9 @@ def _explained(takes_data: bool) -> Iterator[None]:
     """Errors as one message and an exit code, warnings as one line."""
     global _takes_data
     _takes_data = takes_data
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    warnings.showwarning = lambda message, *_: print(  # type: ignore[assignment]
+        f"warning: {printable(with_options(str(message)))}", file=sys.stderr
+    )
     warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
     try:
         yield
@@ -270,7 +272,3 @@ def spelled(argument: str, value: str = "") -> str:
     settings = {**vars(TrainConfig()), **zoo.options_of("difformer")}
     group = "data" if argument in file_options() else "set" if argument in settings else ""
     return f"--{group} {argument}={value or '…'}" if group else ""
-
-
-def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"warning: {printable(with_options(str(message)))}", file=sys.stderr)

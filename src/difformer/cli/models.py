@@ -13,7 +13,6 @@ from difformer import experiments, zoo
 from difformer.cli.command import argument, command, model_names
 from difformer.cli.description import meanings
 from difformer.cli.output import Output, listed, make_table, shown
-from difformer.experiments import Preset
 from difformer.training.config import TrainConfig
 from difformer.zoo.model_catalogue import MODELS, ModelInfo
 
@@ -72,7 +71,11 @@ def _one(name: str, output: Output) -> None:
         output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
         return
     output.say("presets (`--preset NAME`):")
-    rows = [[_data(p), p.name, p.protocol or NONE, _score(p), p.trials or NONE, p.source] for p in presets]
+    rows = []
+    for p in presets:
+        data = p.dataset if p.variant is None else f"{p.dataset} ({p.variant})"
+        score = NONE if p.validation is None else f"{p.metric or 'score'} {p.validation:.4g}"
+        rows.append([data, p.name, p.protocol or NONE, score, p.trials or NONE, p.source])
     output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
     output.say(f"`difformer models {name} --json` adds their values, and the commands that found them.")
 
@@ -84,12 +87,3 @@ def listing(models: Iterable[ModelInfo]) -> Table:
         rows += [("", "")] * bool(rows) + [(group.upper(), "")]
         rows += [(info.name, info.summary or info.about) for info in members]
     return make_table(["model", "what it is, and when to use it"], rows)
-
-
-def _data(preset: Preset) -> str:
-    """The data set, with its variant if there are several."""
-    return preset.dataset if preset.variant is None else f"{preset.dataset} ({preset.variant})"
-
-
-def _score(preset: Preset) -> str:
-    return "–" if preset.validation is None else f"{preset.metric or 'score'} {preset.validation:.4g}"

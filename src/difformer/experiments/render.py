@@ -61,16 +61,12 @@ def table(section: Section) -> Any:
         **(_cost_columns if section.data.mode == "cost" else _score_columns)(section),
     }
     if section.measured:
-        columns["peak MB (median)"] = _memory
+        peaks = {id(row): row.values("megabytes") for row in section.shown}
+        columns["peak MB (median)"] = lambda row: f"{peaks[id(row)].median():,.0f}" if len(peaks[id(row)]) else NONE
         columns["paper, MB"] = lambda row: row.memory or NONE
         columns["device"] = lambda row: row.device or NONE
     found = pandas().DataFrame({name: [text(row) for row in section.shown] for name, text in columns.items()})
     return found[[name for name in found if name in list(columns)[:3] or (found[name] != NONE).any()]]
-
-
-def _memory(row: Row) -> str:
-    peaks = row.values("megabytes")
-    return f"{peaks.median():,.0f}" if len(peaks) else NONE
 
 
 def _score_columns(section: Section) -> dict[str, Callable[[Row], str]]:

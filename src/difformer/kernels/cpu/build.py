@@ -87,7 +87,9 @@ def find() -> Found:
                 _compile(compiler, flags, path)
             _trust(path.parent)
             _trust(path)
-            if not _is_whole(path):
+            content = path.read_bytes()
+            # It ends with the hash of what precedes it; loading a truncated library would end the process.
+            if hashlib.sha256(content[:-32]).digest() != content[-32:]:
                 path.unlink()
                 _compile(compiler, flags, path)
         except subprocess.CalledProcessError as error:  # flags that this compiler does not know
@@ -146,12 +148,6 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         code = linked.read_bytes()
         write_whole(path, code + hashlib.sha256(code).digest())
         path.chmod(0o600)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether the file ends with the hash of what precedes it; loading a truncated library would end the process."""
-    content = path.read_bytes()
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _run(*command: str) -> None:
