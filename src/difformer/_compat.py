@@ -48,9 +48,8 @@ def is_transforming() -> bool:
 
 def is_exporting() -> bool:
     """Whether `torch.export` records the program; up to torch 2.12 the public function is true of compilers, too."""
-    if hasattr(torch.compiler, "_is_exporting_flag"):
-        return bool(torch.compiler._is_exporting_flag)
-    return torch.compiler.is_exporting()
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else bool(flag)
 
 
 def is_traced() -> bool:

@@ -104,9 +104,8 @@ class Diffusivity:
             raise TypeError(f"{this}: {wanted}, but given one it failed ({error}); {advice}") from error
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
             gave = f"{type(exchange).__name__} of shape {np.shape(exchange)}, not {tuple(u.shape)}"
-            raise UserError(
-                f"{this}: f must work element by element, but gave {gave}; a constant is torch.ones_like(u)"
-            )
+            problem = f"{this}: f must work element by element, but gave {gave}; a constant is torch.ones_like(u)"
+            raise UserError(problem)
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
             raise UserError(f"{this} is not finite at u = {where:.3g}; f must be finite on [0, 4]")

@@ -99,7 +99,7 @@ def _unit(x: Tensor, ranges: Tensor | None) -> Tensor:
     if ranges is not None:  # a graph is known by its first row
         start = ranges[0].long().view(1, -1, 1).expand_as(largest)
         largest = torch.zeros_like(largest).scatter_reduce_(1, start, largest, "amax").gather(1, start)
-    return torch.where((largest > SMALLEST_UNIT) & largest.isfinite(), largest, 1.0)
+    return largest.nan_to_num_(1.0, 1.0).clamp_min_(SMALLEST_UNIT)  # an infinite value stays one
 
 
 def _forward(
@@ -145,8 +145,7 @@ def _backward(
     kernels._backward_queries[(-(-n // rows), problems)](*factors, dq, *shared, **options)
     if small is None:
         return dq, dk, dv
-    for grad in (dq, dk) if unit is not None else ():
-        grad.mul_(unit)
+    dq, dk = (dq, dk) if unit is None else (dq.mul_(unit), dk.mul_(unit))
     dq, dk, dv = (grad.mul_(small).to(v.dtype) for grad in (dq, dk, dv))
     return dq, dk, dv
 

@@ -181,7 +181,7 @@ def _explained(takes_data: bool) -> Iterator[None]:
     """Errors as one message and an exit code, warnings as one line."""
     global _takes_data
     _takes_data = takes_data
-    warnings.showwarning = lambda message, *_: print(  # type: ignore[assignment]
+    warnings.showwarning = lambda message, *_: print(
         f"warning: {printable(with_options(str(message)))}", file=sys.stderr
     )
     warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")

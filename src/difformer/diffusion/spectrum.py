@@ -231,10 +231,9 @@ class Laplacian:
                 look = iteration + max(8, iteration // 8)
             beside.append(beta)
             before, current = current, after / beta
-        raise RuntimeError(
-            f"the smallest non-zero eigenvalue is not resolved after {max_iterations} products with S: it is at most "
-            f"{value:.4g}, with residual {residual:.2g}; raise max_iterations"
-        )
+        problem = f"the smallest non-zero eigenvalue is not resolved after {max_iterations} products with S: it is at "
+        problem += f"most {value:.4g}, with residual {residual:.2g}; raise max_iterations"
+        raise RuntimeError(problem)
 
 
 def component_labels(coupling: Coupling, z: Tensor) -> Tensor:

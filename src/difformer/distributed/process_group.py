@@ -303,7 +303,6 @@ def _device(device: str, local_rank: int, local_size: int) -> torch.device:
         return torch.device("cpu")
     if device in ("auto", "cuda") and local_rank < count:
         return torch.device("cuda", local_rank)
-    raise UserError(
-        f"device must be auto, cpu or cuda under torchrun (each process takes its own GPU), got {device!r} for "
-        f"local rank {local_rank} on a machine with {count} GPUs"
-    )
+    problem = f"device must be auto, cpu or cuda under torchrun (each process takes its own GPU), got {device!r} for "
+    problem += f"local rank {local_rank} on a machine with {count} GPUs"
+    raise UserError(problem)

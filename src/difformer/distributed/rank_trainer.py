@@ -55,10 +55,9 @@ def check_config(partition: Partition, config: TrainConfig) -> None:
         )
     model = build_model(task, config)
     if not isinstance(model, DIFFormer):
-        raise UserError(
-            f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
-            f"can. Seeds of any model are spread over ranks if the data set is given by name"
-        )
+        problem = f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and "
+        problem += "difformer-a can. Seeds of any model are spread over ranks if the data set is given by name"
+        raise UserError(problem)
 
 
 def sharded_trainer(partition: Partition, shard: Shard, number: int, config: TrainConfig, seed: int) -> Trainer:

@@ -170,10 +170,9 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     wanted = [cell for cell in chosen if not request.presets or cell.preset.name in (*request.presets, NO_TRAINING)]
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
-        raise UserError(
-            f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; there are "
-            f"rows of {there}. `difformer tune` finds presets, --presets FOLDER reads them"
-        )
+        problem = f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; "
+        problem += f"there are rows of {there}. `difformer tune` finds presets, --presets FOLDER reads them"
+        raise UserError(problem)
     return wanted
 
 

@@ -222,10 +222,9 @@ class _Work:
         self.done = {(*cell_of(line), line.get("key")) for line in self.lines if line["status"] == DONE}
         if any(bool(line.get("quick")) != self.request.quick for line in self.lines):
             there, asked = ("full", "quick") if self.request.quick else ("quick", "full")
-            raise UserError(
-                f"{self.ledger.path.parent} holds {there} runs, but {asked} ones were requested, and the two are "
-                f"never mixed: choose another folder with --out, or remove this one"
-            )
+            problem = f"{self.ledger.path.parent} holds {there} runs, but {asked} ones were requested, and the two are "
+            problem += "never mixed: choose another folder with --out, or remove this one"
+            raise UserError(problem)
 
     def write(self, line: Line) -> None:
         self.ledger.append(line)

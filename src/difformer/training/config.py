@@ -116,10 +116,9 @@ class TrainConfig:
         """A copy with some fields changed; a new `options` replaces all old ones."""
         known = [about.name for about in dataclasses.fields(self)]
         if unknown := next((name for name in changes if name not in known), None):
-            raise UserError(
-                f"a training configuration has no field {unknown!r}; {did_you_mean(unknown, known)}It has "
-                f"{', '.join(known)}"
-            )
+            problem = f"a training configuration has no field {unknown!r}; {did_you_mean(unknown, known)}It has "
+            problem += ", ".join(known)
+            raise UserError(problem)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,9 +151,8 @@ def knn_of(graph: str) -> int | None:
         return None
     if kind == "knn" and count.isdecimal() and int(count) >= 2:
         return int(count)
-    raise UserError(
-        f"graph must be 'given', 'none' or 'knn:K' with K of at least 2 (the node itself is counted), got {graph!r}"
-    )
+    expected = "'given', 'none' or 'knn:K' with K of at least 2 (the node itself is counted)"
+    raise UserError(f"graph must be {expected}, got {graph!r}")
 
 
 def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -186,10 +184,9 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
             free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
             raise UserError(f"setting {name} defines model {model!r} ({name}={fixed[name]}); {free}")
         if name not in known:
-            raise UserError(
-                f"unknown setting {name!r}; {did_you_mean(name, known)}Training takes {', '.join(_FIELDS)}; model "
-                f"{model!r} takes {', '.join(options_of(model))}"
-            )
+            problem = f"unknown setting {name!r}; {did_you_mean(name, known)}Training takes {', '.join(_FIELDS)}; "
+            problem += f"model {model!r} takes {', '.join(options_of(model))}"
+            raise UserError(problem)
         found[name] = _parse_value(text, str(annotations.get(name)))
     fields, options = _divided(found)
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named

@@ -229,10 +229,8 @@ def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> lis
         counts = labels[labels >= 0].bincount()
         if known.unique().numel() > 1 and bool((predicted == predicted[0]).all()):
             name = task.class_names[int(predicted[0])] if task.class_names else str(int(predicted[0]))
-            found.append(
-                f"constant prediction: every instance outside the training part is predicted as class {name}, so the "
-                f"accuracy there ({reached:.4f}) is the share of that class"
-            )
+            said = f"constant prediction: every instance outside the training part is predicted as class {name}, so "
+            found.append(f"{said}the accuracy there ({reached:.4f}) is the share of that class")
         elif metric == "accuracy" and held and counts.numel() and known.numel():
             share = (known == counts.argmax()).double().mean().item()
             if reached <= share:
@@ -250,8 +248,7 @@ def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> lis
         whole = known.std(correction=0) if known.numel() else whole
     spread = float((rows - rows.mean(0)).square().mean().sqrt() / whole.clamp_min(1e-300))
     if spread < COLLAPSED:
-        found.append(
-            f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the model "
-            f"does not tell instances apart; try fewer layers, a smaller step_size, or source_weight above 0"
-        )
+        said = f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the "
+        said += "model does not tell instances apart; try fewer layers, a smaller step_size, or source_weight above 0"
+        found.append(said)
     return found

@@ -66,10 +66,9 @@ def fit(
     if not isinstance(task, Task):
         source = TaskSource(task) if isinstance(task, str) else task
         if not isinstance(source, TaskSource):
-            raise UserError(
-                f"task must be a task or the name of a data set, got {type(task).__name__}; difformer.data has "
-                f"from_pyg(data) for data of PyTorch Geometric, from_arrays(x, y) and from_frame(frame, label)"
-            )
+            problem = f"task must be a task or the name of a data set, got {type(task).__name__}; difformer.data has "
+            problem += "from_pyg(data) for data of PyTorch Geometric, from_arrays(x, y) and from_frame(frame, label)"
+            raise UserError(problem)
         task = source.load()
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
     if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):

@@ -434,10 +434,9 @@ class RunFolder:
         """Parameters of a seed's best epoch."""
         path = self.file(seed, WEIGHTS)
         if not path.is_file():
-            raise RunFolderError(
-                f"{path} is missing: seed {seed} has not been trained yet; resume the run with "
-                f"`difformer fit --resume {self.path}`"
-            )
+            problem = f"{path} is missing: seed {seed} has not been trained yet; resume the run with "
+            problem += f"`difformer fit --resume {self.path}`"
+            raise RunFolderError(problem)
         content = path.read_bytes()
         self.check_hash(seed, "weights", content)
         try:
@@ -453,16 +452,14 @@ class RunFolder:
         if isinstance(written, bool):
             written = ["weights"] * written
         if expected is None and what in written:
-            raise RunFolderError(
-                f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was changed; "
-                f"restore it, or delete it and train seed {seed} again with resume"
-            )
+            problem = f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was "
+            problem += f"changed; restore it, or delete it and train seed {seed} again with resume"
+            raise RunFolderError(problem)
         if expected is not None and hashlib.sha256(content).hexdigest() != expected:
-            raise RunFolderError(
-                f"{self.file(seed, HASHED[what])} does not hold the {what} that seed {seed} was measured with "
-                f"(result.json has another hash): they were changed, or belong to another seed or run; restore them, "
-                f"or delete result.json and train seed {seed} again with resume"
-            )
+            problem = f"{self.file(seed, HASHED[what])} does not hold the {what} that seed {seed} was measured with "
+            problem += "(result.json has another hash): they were changed, or belong to another seed or run; restore "
+            problem += f"them, or delete result.json and train seed {seed} again with resume"
+            raise RunFolderError(problem)
 
 
 def _lines(rows: Iterable[Row]) -> bytes:

@@ -48,9 +48,8 @@ class AdvDIFFormer(Encoder):
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         if self.solver == "inverse" and self.theta <= self.beta:
-            raise UserError(
-                f"theta must be above beta = {self.beta!r} for the system to be solvable, got {self.theta!r}"
-            )
+            problem = f"theta must be above beta = {self.beta!r} for the system to be solvable, got {self.theta!r}"
+            raise UserError(problem)
         self.input, self.norm = nn.Linear(in_channels, hidden_channels), make_norm(self.norm, hidden_channels)
         self.query, self.key = (nn.Linear(hidden_channels, self.num_heads * hidden_channels) for _ in range(2))
         terms = self.num_layers + 1 if self.solver == "series" else 1

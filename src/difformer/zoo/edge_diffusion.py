@@ -136,10 +136,9 @@ class GRANDPlusPlus(GRAND):
         if self.labelled is None:
             return None
         if self.labelled.numel() != initial.shape[0]:
-            raise UserError(
-                f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it needs the "
-                f"whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
-            )
+            problem = f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it needs "
+            problem += "the whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
+            raise UserError(problem)
         here = self.labelled.unsqueeze(1).to(initial.dtype)
         mean = (here * initial).sum(0) / here.sum().clamp_min(1)
         return self.source_weight * here * (initial - mean)

@@ -307,10 +307,9 @@ def refuse_beyond_memory(
         # Suggest the CPU only if it is a different device with enough memory.
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or use device='cpu', where {of_machine / gib:,.1f} GiB are free"
-        raise WouldNotFitError(
-            f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
-            f"{device}; {remedy}"
-        )
+        problem = f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
+        problem += f"{device}; {remedy}"
+        raise WouldNotFitError(problem)
 
 
 class Passes:

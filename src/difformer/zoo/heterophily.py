@@ -65,11 +65,10 @@ class H2GCN(Encoder):
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         channels = (2 ** (self.num_layers + 1) - 1) * hidden_channels
         if channels > MOST_CHANNELS:
-            raise UserError(
-                f"num_layers={self.num_layers} gives h2gcn (2^{self.num_layers + 1} - 1) × {hidden_channels} = "
-                f"{channels:,} channels, at most {MOST_CHANNELS:,} are possible; take fewer layers (the paper takes 1 "
-                f"or 2)"
-            )
+            problem = f"num_layers={self.num_layers} gives h2gcn (2^{self.num_layers + 1} - 1) × {hidden_channels} = "
+            problem += f"{channels:,} channels, at most {MOST_CHANNELS:,} are possible; take fewer layers (the paper "
+            problem += "takes 1 or 2)"
+            raise UserError(problem)
         self.input = nn.Linear(in_channels, hidden_channels, bias=False)
         self.output = nn.Linear(channels, out_channels)
         nn.init.xavier_uniform_(self.input.weight)
@@ -265,9 +264,8 @@ class CPGNN(Penalised, Labelled):
         beliefs = torch.softmax(logits, 1)
         if self.training and passes == self.pretraining + 1:
             if self._labels is None:
-                raise UserError(
-                    "cpgnn estimates compatibility from labels; call observe(y, train_index) before training"
-                )
+                problem = "cpgnn estimates compatibility from labels; call observe(y, train_index) before training"
+                raise UserError(problem)
             with torch.no_grad():
                 found = estimated_compatibility(graph, beliefs, *self._labels[::-1])
                 self.compatibility.copy_(found - 1 / found.shape[0])
@@ -347,9 +345,10 @@ class LINKX(Encoder):
         assert self.nodes is not None
         known = self.nodes.shape[0]
         if rows < known or (self.training and rows > known):
-            raise UserError(
+            problem = (
                 f"linkx has weights for {known} nodes, got {rows} rows; give it the whole graph, without batch_size"
             )
+            raise UserError(problem)
         structure = self.edge_bias.expand(rows, -1)
         if observed.graph is not None:
             padded = self.nodes if rows == known else functional.pad(self.nodes, (0, 0, 0, rows - known))

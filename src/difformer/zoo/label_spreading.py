@@ -27,10 +27,9 @@ class LabelDiffusion(Encoder):
         """The observed labels; a ValueError if they are not those of the rows of `x`."""
         if self._labels is None or self._labels.shape[0] != x.shape[0]:
             seen = "none" if self._labels is None else len(self._labels)
-            raise UserError(
-                f"{type(self).__name__} has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index) "
-                f"and leave batch_size out: it needs the whole graph"
-            )
+            problem = f"{type(self).__name__} has observed {seen} labels for {x.shape[0]} rows; call observe(y, "
+            problem += "train_index) and leave batch_size out: it needs the whole graph"
+            raise UserError(problem)
         return self._labels
 
     def decode(self, states: Tensor) -> Tensor:

@@ -93,10 +93,9 @@ def check_class(name: str, model: Any) -> None:
     try:
         inspect.signature(model).bind(1, 1, 1)
     except TypeError as error:
-        raise UserError(
-            f"model {name!r} must be built as {model.__name__}(in_channels, hidden_channels, out_channels, *, …) "
-            f"with a default for every option; its signature is {inspect.signature(model)}: {error}"
-        ) from error
+        problem = f"model {name!r} must be built as {model.__name__}(in_channels, hidden_channels, out_channels, *, …) "
+        problem += f"with a default for every option; its signature is {inspect.signature(model)}: {error}"
+        raise UserError(problem) from error
 
 
 def _info(name: str, model: type[nn.Module], about: str = "", **facts: Any) -> ModelInfo:
@@ -138,10 +137,9 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
     near, prefix = nearest(name, MODELS), name.lower()
     begun = [known for known in MODELS if known.startswith(prefix)] if near and near.startswith(prefix) else []
     others = f" Other names with this prefix: {', '.join(begun[1:])}." if len(begun) > 1 else ""
-    raise UserError(
-        f"unknown model {name!r}{or_near(name, MODELS)}{others} Known: {', '.join(MODELS)}. Your own model is "
-        f"package.module:Class or a name that difformer.register_model has given it"
-    )
+    problem = f"unknown model {name!r}{or_near(name, MODELS)}{others} Known: {', '.join(MODELS)}. Your own model is "
+    problem += "package.module:Class or a name that difformer.register_model has given it"
+    raise UserError(problem)
 
 
 def _imported(name: str) -> type[nn.Module]:
@@ -149,10 +147,9 @@ def _imported(name: str) -> type[nn.Module]:
     try:
         home = importlib.import_module(module)
     except ImportError as error:
-        raise UserError(
-            f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; the "
-            f"package must be installed or on PYTHONPATH"
-        ) from error
+        problem = f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; "
+        problem += "the package must be installed or on PYTHONPATH"
+        raise UserError(problem) from error
     found: Any = home
     for part in attribute.split("."):
         found = getattr(found, part, None)
@@ -215,9 +212,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             advice = "; use model 'difformer' to choose it" if name.startswith("difformer") else ""
             raise UserError(f"model {name!r} fixes {key}={fixed[key]!r}{advice}")
         if key not in known:
-            raise UserError(
-                f"model {name!r} has no option {key!r}{or_near(key, known)} Its options: {', '.join(known)}"
-            )
+            problem = f"model {name!r} has no option {key!r}{or_near(key, known)} Its options: {', '.join(known)}"
+            raise UserError(problem)
 
 
 def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:

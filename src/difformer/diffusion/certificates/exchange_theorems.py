@@ -41,10 +41,9 @@ def checked(coupling: Coupling, *, normalised: bool = True) -> AnyAttention:
     if not isinstance(coupling, AllPairAttention | EdgeAttention):
         raise TypeError(f"coupling must be AllPairAttention or EdgeAttention, got {type(coupling).__name__}")
     if coupling.metric != "distance":
-        raise UserError(
-            f"coupling has metric={coupling.metric!r}, but the theorems are about distances between states, so no "
-            f"certificate covers it; make it with metric='distance' (the two agree on unit states)"
-        )
+        problem = f"coupling has metric={coupling.metric!r}, but the theorems are about distances between states, so "
+        problem += "no certificate covers it; make it with metric='distance' (the two agree on unit states)"
+        raise UserError(problem)
     if normalised and not coupling.normalised:
         raise UserError("coupling must be row-normalised: make it with normalised=True")
     return coupling
