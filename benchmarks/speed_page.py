@@ -48,7 +48,8 @@ The same with a compiled model, given `edge_index`, on {compiled_on}.
 
 {compiled}
 
-Small graphs wait for Python. Compiling removes most of that wait, and a fused optimiser launches fewer kernels:
+Small graphs wait for Python. `mode="reduce-overhead"` removes most of that wait, and a fused optimiser launches fewer
+kernels. torch compiles no CSR tensors: pass sparse features as `SparseMatrix.from_tensor(x)` or `x.to_dense()`.
 
 ```python
 import torch

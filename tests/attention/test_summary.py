@@ -179,3 +179,17 @@ def test_senders_of_weight_zero_are_ignored_even_if_they_are_nearest(diffusivity
         torch.testing.assert_close(found[rows].double(), alone, rtol=1e-4, atol=1e-4)
     for grad in torch.autograd.grad(found.square().sum(), (q, v)):
         assert bool(grad.isfinite().all())
+
+
+def test_summaries_of_different_diffusivities_are_not_added():
+    k, v = torch.nn.functional.normalize(torch.randn(20, 1, 6), dim=-1), torch.randn(20, 1, 4)
+    kinds = [("simple", None), ("constant", None), ("sigmoid", None), ("gaussian:0.5", None)]
+    kinds += [("sigmoid", 1e-1), ("sigmoid", 1e-3)]
+    every = [summarise(k, v, name, tol=tol) for name, tol in kinds]
+    for i, one in enumerate(every):
+        for j, other in enumerate(every):
+            if i == j:
+                assert (one + other).answer(k).shape == v.shape
+            else:
+                with pytest.raises(ValueError, match="only summaries of the same diffusivity"):
+                    one + other

@@ -9,6 +9,7 @@ import torch
 from difformer import DIFFormer, Graph
 from difformer._compat import is_exporting
 from difformer.attention import Segments, dispatch
+from difformer.sparse import SparseMatrix
 
 FIXED_BACKEND = [
     ("simple", "linear"),
@@ -134,3 +135,12 @@ def test_compiled_simple_attention_equals_eager_with_gradients(monkeypatch, rows
 def gradients(call, model, x, edges):
     out = call(x, edges)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), [*model.parameters()], materialize_grads=True)]
+
+
+def test_compiled_models_take_sparse_features_as_a_sparse_matrix():
+    """torch compiles no program with CSR tensors as inputs; the page on speed says what to pass."""
+    torch.compiler.reset()
+    model = DIFFormer(5, 8, 3).eval()
+    x = torch.rand(20, 5).round()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(SparseMatrix.from_tensor(x.to_sparse_csr())), model(x))

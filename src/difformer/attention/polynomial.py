@@ -147,10 +147,9 @@ def check_norms(**rows: Tensor) -> None:
     """Refuses rows of norm above one, by the name of the argument."""
     for name, x in rows.items():
         if (norm := beyond_ball(x)) is not None:
-            raise UserError(
-                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {norm:.4g}; "
-                f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
-            )
+            problem = f"backend 'polynomial' needs rows of {name} with norm at most 1, got {norm:.4g}; "
+            problem += "normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
+            raise UserError(problem)
 
 
 def count(d: int, degree: int) -> int:
@@ -226,11 +225,6 @@ class Group:
             found[i, start - self.start :] = state[place]
         return found.transpose(1, 2).flatten(0, 1).contiguous()
 
-    def add(self, found: Tensor, to: Tensor) -> None:
-        """Adds ``found [tail, variables · w]`` to ``to [monomials, w]``."""
-        for part, (start, place) in zip(found.unflatten(1, (-1, to.shape[1])).unbind(1), self.places, strict=True):
-            to[place].add_(part[start - self.start :])
-
 
 def _groups(d: int, degrees: Sequence[int]) -> list[Group]:
     """Of all degrees above one; places count from the first monomial of all."""
@@ -287,8 +281,9 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
             _add_product(to[int(0 in degrees) :][:d], part, values)
         for one, room in zip(groups, rooms, strict=True):
             _add_product(room, lists[one.degree - 2][one.start :], _times(part[one.variables], values))
-    for one, room in zip(groups, rooms, strict=True):
-        one.add(room, to)
+    for one, room in zip(groups, rooms, strict=True):  # [tail, variables · w]
+        for part, (start, place) in zip(room.unflatten(1, (-1, w)).unbind(1), one.places, strict=True):
+            to[place].add_(part[start - one.start :])
 
 
 def evaluate_rows(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
+DIFFERENT = "only summaries of the same diffusivity, tolerance and sizes can be added"
 
 
 class Summary(Protocol):
@@ -63,6 +64,9 @@ class FixedSize:
     sums: Tensor
 
     def __add__(self, other: Self) -> Self:
+        same = isinstance(other, type(self)) and self.sums.shape == other.sums.shape
+        if not same or other != replace(self, sums=other.sums):
+            raise UserError(DIFFERENT)
         return replace(self, sums=self.sums + other.sums)
 
     def to(self, device: torch.device | str) -> Self:
@@ -149,6 +153,8 @@ class Pairs:
         return out.transpose(0, 1)
 
     def __add__(self, other: Pairs) -> Pairs:
+        if not isinstance(other, Pairs) or self.diffusivity != other.diffusivity:
+            raise UserError(DIFFERENT)
         if self.weighted != other.weighted:
             raise UserError("senders with and without weights cannot be added: give every block a weight, or none")
         return replace(self, blocks=self.blocks + other.blocks)

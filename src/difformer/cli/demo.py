@@ -60,7 +60,12 @@ def demo(
         scores = {"test": summary.mean("test"), "std": summary.std("test"), "valid": summary.mean("valid")}
         about = {"model": model, "label": label, "structure": structure, "values": summary.values("test")}
         rows.append({**about, **scores, "seconds": time.monotonic() - before, "settings": settings})
-    page = _report(folder, device, output)
+    page: Path | None = None
+    try:
+        with output.err.status("writing the report"):
+            page = report.write_report(folder, device=device).path
+    except ImportError as error:
+        output.remark(f"no report: {error}")
     seconds = time.monotonic() - started
     output.json({"task": task.facts(), "seconds": seconds, "systems": rows, "run": folder, "report": page})
     shown = []
@@ -75,13 +80,3 @@ def demo(
         output.say(f"Report: {page}")
         if open_it is not False and output.out.is_terminal:
             output.open(page)
-
-
-def _report(folder: Path, device: str, output: Output) -> Path | None:
-    """The report of the run that was kept; None, with the reason in words, where the extra is missing."""
-    try:
-        with output.err.status("writing the report"):
-            return report.write_report(folder, device=device).path
-    except ImportError as error:
-        output.remark(f"no report: {error}")
-        return None
