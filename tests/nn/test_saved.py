@@ -276,6 +276,7 @@ def test_a_configuration_larger_than_its_weights_is_refused_at_once(tmp_path, la
 
 
 def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.delenv("DIFFORMER_OFFLINE", raising=False)  # which data sets of other tests may have set
     model = DIFFormer(4, 8, 2).eval()
     model.save_pretrained(tmp_path / "cache")
     asked = []
