@@ -191,9 +191,9 @@ def test_no_value_and_no_gradient_of_float16_is_lost(played, precision, size, sl
     q, k, v = make_inputs(len(BATCH), dtype=torch.float32)
     given = [q, k, (v.detach() * size).requires_grad_()]
     found = answer_and_gradients(lambda *x: slope * fused.propagate(*x, SIGMOID), *given)
-    wanted = answer_and_gradients(lambda *x: slope * fused.propagate(*x, SIMPLE), *given)  # in three parts
+    exact = slope * expected(SIGMOID, *given)[3]  # the gradient of the values does not depend on their size
     assert all(x.isfinite().all() for x in found)
-    assert found[3].abs().max() == pytest.approx(wanted[3].abs().max(), rel=0.5)
+    assert (found[3] - exact).norm() <= 1e-3 * exact.norm()
 
 
 def test_float16_inputs_whose_gradients_are_small(played):

@@ -250,13 +250,11 @@ def _run(
     if backend == "linear" and form not in LINEAR:
         name = diffusivity_of(key).name
         raise UserError(f"backend 'linear' is for {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
-    # Compilers fuse plain operations, which keep more than an operator of few numbers does; exports need no package.
+    # Compilers fuse plain operations. These keep more for the backward pass than our operators do, so only small
+    # problems take them, and exports, which must run where this package is missing.
     small = torch.compiler.is_compiling() and segments is None
-    if (
-        backend == "linear"
-        and form == "simple"
-        and (is_exporting() or (small and s.n * s.heads * s.d <= FUSED_ELEMENTS))
-    ):
+    plain = is_exporting() or (small and s.n * s.heads * s.d <= FUSED_ELEMENTS)
+    if backend == "linear" and form == "simple" and plain:
         return summarise(k, v, key).answer(q)
     if backend == "linear" and not (form == "simple" and s.pairwise):
         return linear.propagate(q, k, v, key, segments)

@@ -34,7 +34,7 @@ FORMS = {"simple": 0, "sigmoid": 1}
 LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
 SPLIT = 1024  # elements that a program splits into parts
 LARGEST_HALF = 6e4  # queries and keys beyond it would be infinite in float16
-SMALLEST_UNIT = 1e-30
+SMALLEST_UNIT = 1e-30  # values are divided by no less, even if all are zero
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
 # number of parts of a factor.
@@ -50,7 +50,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def parts_of(dtype: torch.dtype, form: str) -> int:
     """Parts of a factor: for float32 three in bfloat16 (24 bits), or one in float16 where torch may multiply in TF32.
 
-    Both of the latter have 11 bits. Scores of ``simple`` have no bound, and keep three parts.
+    TF32 and float16 both have 11 bits. Scores of ``simple`` have no bound, so they keep three parts.
     """
     exact = torch.get_float32_matmul_precision() == "highest" or form != "sigmoid"
     return 3 if dtype == torch.float32 and exact else 1
